@@ -1,0 +1,381 @@
+package distlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"time"
+
+	"github.com/distlock-go/distlock/driver"
+	"github.com/distlock-go/distlock/internal/queue"
+)
+
+const (
+	// leastAnswer is how long the first try may take, however short the timeout:
+	// a try that isn't given time to be answered is none.
+	leastAnswer = 100 * time.Millisecond
+
+	// loneAnswer is the same for a single try, which has no other limit.
+	loneAnswer = 5 * time.Second
+)
+
+// errNoAnswer is the store's error if the store gives none.
+var errNoAnswer = errors.New("the store did not answer in time: is it reachable, and healthy?")
+
+// acquire is what Acquire and its kin come down to.
+func (l *Locker) acquire(ctx context.Context, resource string, r *request) (*Lock, error) {
+	if err := l.check(resource, r); err != nil {
+		return nil, l.fail(resource, err)
+	}
+	if ctx.Err() != nil {
+		return nil, l.fail(resource, ended(ctx, false))
+	}
+	if l.inProcess != nil && !l.watching {
+		return l.acquireInProcess(ctx, resource, r)
+	}
+
+	trace := l.options.Trace
+	e := Event{Backend: l.name, Resource: resource, Mode: r.mode, Limit: r.limit}
+	start := time.Now()
+	if trace.Acquiring != nil {
+		ctx = trace.Acquiring(ctx, e)
+	}
+	waiting := func() {
+		if trace.Waiting != nil {
+			trace.Waiting(ctx, e)
+		}
+	}
+	h := l.newHolding(resource)
+	var err error
+	if l.inProcess != nil {
+		err = l.enterInProcess(ctx, h, r, waiting)
+	} else {
+		e.Passed, err = l.acquireFromStore(ctx, h, r, waiting)
+	}
+	e.Duration = time.Since(start)
+	var lock *Lock
+	if err == nil {
+		e.Token = h.token
+		lock = &Lock{holding: h}
+		lock.cleanup = runtime.AddCleanup(lock, (*holding).dropped, h)
+	} else {
+		err = l.fail(resource, err)
+		e.Err = err
+	}
+	if trace.Acquired != nil {
+		trace.Acquired(ctx, e)
+	}
+	return lock, err
+}
+
+// acquireInProcess is acquire for an in-process store and nobody who watches:
+// it allocates once.
+func (l *Locker) acquireInProcess(ctx context.Context, resource string, r *request) (*Lock, error) {
+	both := &struct {
+		lock    Lock
+		holding holding
+	}{holding: holding{locker: l, resource: resource}}
+	both.lock.holding = &both.holding
+	if err := l.enterInProcess(ctx, &both.holding, r, nil); err != nil {
+		return nil, l.fail(resource, err)
+	}
+	return &both.lock, nil
+}
+
+func (l *Locker) enterInProcess(ctx context.Context, h *holding, r *request, waiting func()) error {
+	if _, err := l.enter(ctx, h, r, waiting); err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		l.queue.Leave(&h.place)
+		return ended(ctx, true)
+	}
+	return h.begin(nil, l.inProcess.NextToken())
+}
+
+// enter takes the holding's place in the queue and words the queue's errors.
+func (l *Locker) enter(ctx context.Context, h *holding, r *request, waiting func()) (queue.Admission, error) {
+	h.place.Value = (*inQueue)(h)
+	a, err := l.queue.Enter(ctx, &h.place, queue.Request{
+		Name: h.resource, Mode: r.mode, Limit: r.limit, Wait: r.left(), Gate: l.gate, Waiting: waiting,
+	})
+	return a, l.wordQueueError(ctx, r, err)
+}
+
+func (l *Locker) wordQueueError(ctx context.Context, r *request, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, queue.ErrTimeout):
+		return timedOut(r, true)
+	case errors.Is(err, queue.ErrClosed):
+		return ErrClosed
+	default:
+		return ended(ctx, true)
+	}
+}
+
+// timedOut is the error of a timeout that passed.
+func timedOut(r *request, contended bool) error {
+	switch {
+	case r.timeout == 0:
+		return notAcquired(": held by another")
+	case contended:
+		return notAcquired(fmt.Sprintf(" within %v: held by another", r.timeout))
+	default:
+		return notAcquired(fmt.Sprintf(" within %v: the store did not answer", r.timeout))
+	}
+}
+
+// acquireFromStore makes h a holding of the store, and reports whether it was
+// passed on by the holder before.
+func (l *Locker) acquireFromStore(ctx context.Context, h *holding, r *request, waiting func()) (passed bool, err error) {
+	r.start()
+	admission, err := l.enter(ctx, h, r, waiting)
+	if err != nil {
+		return false, err
+	}
+	contended := admission.Waited
+	if !contended {
+		first := waiting
+		waiting = func() { contended = true; first() }
+	} else {
+		waiting = nil
+	}
+	if t, ok := admission.Baton.(*tenure); ok {
+		done, err := l.takeOver(ctx, t, h, r)
+		if done || err != nil {
+			return done, err
+		}
+	}
+	req := driver.Request{
+		Resource: h.resource, Mode: r.mode, Limit: r.limit, TTL: l.options.TTL, Owner: l.newOwner(),
+	}
+	for {
+		a, pending, err := l.ask(ctx, r, contended, waiting, func(ctx context.Context, wait time.Duration, queue bool) (driver.Grant, error) {
+			req := req
+			req.Wait, req.Queue = wait, queue
+			return l.backend.Acquire(ctx, req)
+		})
+		if pending != nil {
+			l.inBackground(func() { l.reclaim(pending, h, req) })
+			return false, err
+		}
+		if err != nil {
+			l.queue.Leave(&h.place)
+			if !a.definite() {
+				l.inBackground(func() { l.undo(req) })
+			}
+			return false, err
+		}
+		t := &tenure{hold: a.grant.Hold, mode: r.mode, limit: r.limit, token: a.grant.Token, since: time.Now()}
+		if err := l.stopped(ctx, contended); err != nil {
+			l.giveUp(t, h)
+			return false, err
+		}
+		if l.attach(t, a.grant.Session, a.sent, h) {
+			return false, l.beginTenure(h, t, a.grant.Token)
+		}
+		// The session ended between the store's answer and here.
+		if r.left() <= 0 {
+			l.giveUp(t, h)
+			return false, fmt.Errorf("%w: the session ended while it was granted", ErrLost)
+		}
+		l.giveBack(t, h)
+	}
+}
+
+// beginTenure makes h the holder of t and lets the next in the queue go on.
+func (l *Locker) beginTenure(h *holding, t *tenure, token uint64) error {
+	if err := h.begin(t, token); err != nil {
+		l.giveUp(t, h)
+		return err
+	}
+	l.queue.Settle(&h.place)
+	return nil
+}
+
+// begin makes h a holding: from here on Close releases it. The error says why it
+// is over already.
+func (h *holding) begin(t *tenure, token uint64) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case errors.Is(h.err, ErrLost):
+		return h.err
+	case h.err != nil || h.locker.gate.Closed():
+		return ErrClosed
+	}
+	h.token = token
+	if h.watched != nil {
+		h.watched.since = time.Now()
+	}
+	if t != nil {
+		h.tenure = t
+		h.detailsLocked().released = make(chan struct{})
+	}
+	return nil
+}
+
+// stopped returns the error of an acquire that must not succeed any more.
+func (l *Locker) stopped(ctx context.Context, contended bool) error {
+	switch {
+	case l.gate.Closed():
+		return ErrClosed
+	case ctx.Err() != nil:
+		return ended(ctx, contended)
+	}
+	return nil
+}
+
+// takeOver makes h the next holder of a tenure that was passed on. If done is
+// false and err is nil, the tenure is gone, and the place in the queue is still
+// h's to ask the store from.
+func (l *Locker) takeOver(ctx context.Context, t *tenure, h *holding, r *request) (done bool, err error) {
+	if err := l.stopped(ctx, true); err != nil {
+		l.giveUp(t, h)
+		return false, err
+	}
+	token := uint64(0)
+	if passer, ok := t.hold.(driver.Passer); ok {
+		a, pending, err := l.ask(ctx, r, true, nil, func(ctx context.Context, _ time.Duration, _ bool) (driver.Grant, error) {
+			token, err := passer.Pass(ctx)
+			return driver.Grant{Token: token}, err
+		})
+		if pending != nil {
+			l.inBackground(func() {
+				<-pending
+				l.giveBack(t, h)
+				l.queue.Leave(&h.place)
+			})
+			return false, err
+		}
+		if err != nil {
+			l.giveBack(t, h)
+			return false, nil
+		}
+		token = a.grant.Token
+	}
+	if !l.reattach(t, h) {
+		return false, nil
+	}
+	t.passed++
+	t.mode = r.mode
+	if err := l.beginTenure(h, t, token); err != nil {
+		return false, err
+	}
+	return true, nil
+}
+
+// An answer is what the store says to one question.
+type answer struct {
+	grant driver.Grant
+	sent  reading // just before the question that was answered went out
+	err   error
+}
+
+// definite reports whether it is known that the store granted nothing.
+func (a answer) definite() bool {
+	return errors.Is(a.err, driver.ErrHeld) || errors.Is(a.err, errors.ErrUnsupported) || errors.Is(a.err, ErrDeadlock)
+}
+
+// question is one call of the backend.
+type question = func(ctx context.Context, wait time.Duration, queue bool) (driver.Grant, error)
+
+// ask asks the store until it grants, fails, or the time or ctx is over. The
+// first try doesn't wait, so that contention is always seen; waiting, if not
+// nil, is called then. If the last question is unanswered when ask returns, its
+// answer will come through pending, and the error says why it wasn't waited for.
+func (l *Locker) ask(ctx context.Context, r *request, contended bool, waiting func(), q question) (a answer, pending <-chan answer, err error) {
+	limit := max(r.left(), leastAnswer)
+	if r.timeout == 0 {
+		limit = loneAnswer
+	}
+	a, pending, err = l.askOnce(ctx, r, contended, limit, q, 0, r.timeout != 0)
+	if pending != nil || !errors.Is(a.err, driver.ErrHeld) {
+		return a, pending, err
+	}
+	if waiting != nil {
+		waiting()
+	}
+	pause, most := l.pollMin, l.pollMax
+	if pause <= 0 {
+		pause = 10 * time.Millisecond
+	}
+	if most <= 0 {
+		most = time.Second
+	}
+	for polling := l.pollMin > 0; ; polling = true {
+		left := r.left()
+		if left <= 0 {
+			return a, nil, timedOut(r, true)
+		}
+		if polling {
+			if err := l.pause(ctx, min(jitter(pause), left)); err != nil {
+				return a, nil, err
+			}
+			pause = min(2*pause, most)
+			left = r.left()
+		}
+		limit := left
+		if limit != driver.Forever {
+			limit += leastAnswer // the backend knows the time, and answers by then
+		}
+		a, pending, err = l.askOnce(ctx, r, true, limit, q, left, true)
+		if pending != nil || !errors.Is(a.err, driver.ErrHeld) {
+			return a, pending, err
+		}
+	}
+}
+
+// askOnce puts one question and waits for the answer until limit has passed.
+func (l *Locker) askOnce(ctx context.Context, r *request, contended bool, limit time.Duration, q question, wait time.Duration, queue bool) (a answer, pending <-chan answer, err error) {
+	// The question has a context of its own, which ends when nobody waits for the
+	// answer any more: a grant must not depend on the caller's.
+	asking, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	answers := make(chan answer, 1)
+	go func() {
+		a := answer{sent: now()}
+		a.grant, a.err = q(asking, wait, queue)
+		if !a.grant.Sent.IsZero() {
+			a.sent = now().at(a.grant.Sent)
+		}
+		answers <- a
+	}()
+	var over <-chan time.Time
+	if limit != driver.Forever {
+		timer := time.NewTimer(limit)
+		defer timer.Stop()
+		over = timer.C
+	}
+	select {
+	case a := <-answers:
+		cancel(nil)
+		return a, nil, a.err
+	case <-ctx.Done():
+		err = ended(ctx, contended)
+	case <-l.gate.Done():
+		err = ErrClosed
+	case <-over:
+		if err = errNoAnswer; r.timeout != 0 {
+			err = timedOut(r, contended)
+		}
+	}
+	cancel(err)
+	return answer{}, answers, err
+}
+
+// pause sleeps for d, unless something ends the wait before.
+func (l *Locker) pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ended(ctx, true)
+	case <-l.gate.Done():
+		return ErrClosed
+	}
+}

@@ -1,0 +1,29 @@
+package distlock
+
+import "time"
+
+// reading is a moment on all the clocks at hand. No single one will do: the
+// monotonic clock stands still while the machine sleeps, the wall clock can be
+// set back, and the boot clock, where there is one, stands still while a
+// virtual machine is paused.
+type reading struct {
+	t    time.Time     // wall and monotonic
+	boot time.Duration // since boot, sleep included; always 0 where unknown
+}
+
+func now() reading { return reading{time.Now(), sinceBoot()} }
+
+// since returns the time from a to b by the clock that says most passed.
+func (b reading) since(a reading) time.Duration {
+	return max(
+		b.t.Sub(a.t),
+		b.t.Round(0).Sub(a.t.Round(0)), // Round(0) strips the monotonic reading
+		b.boot-a.boot,
+	)
+}
+
+// readingAt returns the reading for a moment before r that is known only as a
+// time.Time.
+func (r reading) at(t time.Time) reading {
+	return reading{t, r.boot - r.since(reading{t, r.boot})}
+}

@@ -1,0 +1,331 @@
+package distlock
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unicode/utf8"
+
+	"github.com/distlock-go/distlock/driver"
+	"github.com/distlock-go/distlock/internal/queue"
+)
+
+// A Locker hands out locks on the resources of one backend. Its methods are
+// safe for concurrent use. A process needs one for each store: the goroutines
+// that wait for one resource through one Locker cost the store one waiter.
+type Locker struct {
+	backend   driver.Backend
+	inProcess inProcess // the backend, if the queue is all there is to it
+	name      string
+	modes     driver.Modes
+	pollMin   time.Duration // 0: the backend waits by itself
+	pollMax   time.Duration
+	leases    bool
+	options   Options
+	watching  bool  // somebody is told of dropped locks
+	bad       error // what is wrong with the options
+	owner     driver.Owner
+	attempts  atomic.Uint64
+
+	queue *queue.Queue
+	gate  *queue.Gate
+
+	keepersMu sync.Mutex
+	keepers   map[driver.Session]*keeper
+
+	backgroundMu sync.Mutex
+	backgrounds  int
+	idle         chan struct{} // closed when backgrounds is 0; nil if nobody waits for it
+
+	closeOnce sync.Once
+	closeErr  error
+}
+
+// inProcess is a backend that has nothing behind its queue.
+type inProcess interface {
+	Queue() *queue.Queue
+	NextToken() uint64
+}
+
+// New returns a Locker on b. It does no I/O and can't fail: options that can't
+// be meant are reported by the first Acquire. The Locker owns b from here on
+// and closes it with Close.
+func New(b driver.Backend, o *Options) *Locker {
+	info := b.Info()
+	l := &Locker{
+		backend: b,
+		name:    info.Name,
+		modes:   info.Modes,
+		pollMin: info.PollMin,
+		pollMax: info.PollMax,
+		leases:  info.MaxTTL > 0,
+		gate:    queue.NewGate(),
+		keepers: make(map[driver.Session]*keeper),
+	}
+	l.options, l.bad = o.withDefaults(info)
+	l.watching = o != nil && (o.Logger != nil || o.Trace != nil)
+	if p, ok := b.(inProcess); ok {
+		l.inProcess, l.queue = p, p.Queue()
+	} else {
+		l.queue = queue.New(true)
+	}
+	l.owner = driver.Owner{PID: os.Getpid(), Program: filepath.Base(os.Args[0]), Note: l.options.Note}
+	l.owner.Host, _ = os.Hostname() // for people's eyes; nothing depends on it
+	rand.Read(l.owner.ID[:8])
+	return l
+}
+
+// newOwner returns an owner with an ID of its own: half is this Locker's, half
+// counts.
+func (l *Locker) newOwner() driver.Owner {
+	o := l.owner
+	binary.BigEndian.PutUint64(o.ID[8:], l.attempts.Add(1))
+	return o
+}
+
+// Acquire waits until it holds the resource, an arbitrary non-empty string of
+// valid UTF-8, and returns the lock. How long it waits is bounded by [Timeout]
+// and ctx; neither bounds how long the lock may be held.
+//
+// Errors are *[Error] and match
+//
+//   - [ErrNotAcquired] if the timeout passed,
+//   - ctx.Err() and context.Cause(ctx) if ctx ended, and ErrNotAcquired too if
+//     the resource was seen to be held,
+//   - [ErrBadArgument] if the arguments can't be meant,
+//   - errors.ErrUnsupported if the backend doesn't have this kind of lock,
+//   - [ErrDeadlock] if the store says that waiting would never end,
+//   - [ErrClosed] if the Locker was closed;
+//   - any other is the store's own, reachable by errors.As.
+//
+// After an error nothing is held. A lock is never re-entrant: to acquire what
+// the caller holds already waits, or fails, like any other.
+func (l *Locker) Acquire(ctx context.Context, resource string, opts ...AcquireOption) (*Lock, error) {
+	r, err := parse(opts)
+	if err != nil {
+		return nil, l.fail(resource, err)
+	}
+	return l.acquire(ctx, resource, &r)
+}
+
+// TryAcquire is Acquire with Timeout(0): it takes the resource if it is free.
+func (l *Locker) TryAcquire(ctx context.Context, resource string, opts ...AcquireOption) (*Lock, error) {
+	r, err := parse(opts)
+	if err == nil && r.timeout != driver.Forever && r.timeout != 0 {
+		err = badArgument("TryAcquire with a timeout of %v: it doesn't wait; use Acquire", r.timeout)
+	}
+	if err != nil {
+		return nil, l.fail(resource, err)
+	}
+	r.timeout = 0
+	return l.acquire(ctx, resource, &r)
+}
+
+// AcquireAll acquires several resources, all or none, as one lock: in sorted
+// order, so that two callers can't wait for each other, and each once, however
+// often it is named. The timeout is for all of them together. The lock is lost
+// as soon as one of them is, and has no token.
+func (l *Locker) AcquireAll(ctx context.Context, resources []string, opts ...AcquireOption) (*Lock, error) {
+	names := slices.Clone(resources)
+	slices.Sort(names)
+	names = slices.Compact(names)
+	r, err := parse(opts)
+	if err == nil && len(names) == 0 {
+		err = badArgument("no resources")
+	}
+	for _, name := range names {
+		if err == nil {
+			err = l.check(name, &r)
+		}
+	}
+	if err != nil {
+		return nil, l.fail(strings.Join(names, ","), err)
+	}
+	if len(names) == 1 {
+		return l.acquire(ctx, names[0], &r)
+	}
+	r.start()
+	set := &Lock{
+		holding: &holding{locker: l, resource: strings.Join(names, ",")},
+		set:     &lockSet{},
+	}
+	for _, name := range names {
+		part, err := l.acquire(ctx, name, &r)
+		if err != nil {
+			if released := set.Release(); released != nil {
+				err = errors.Join(err, released)
+			}
+			return nil, err
+		}
+		set.set.locks = append(set.set.locks, part)
+		part.onEnd(func(err error) { set.end(err) })
+	}
+	if err := set.Err(); err != nil {
+		return nil, errors.Join(l.fail(set.resource, err), set.Release())
+	}
+	return set, nil
+}
+
+// Do calls fn while it holds the resource. The context of fn is canceled when
+// the lock is lost. The lock is released when fn returns, panics, or ends the
+// goroutine. Do returns Acquire's error if fn was not called; else fn's error,
+// joined with the loss of the lock, if it was lost, or Release's error.
+func (l *Locker) Do(ctx context.Context, resource string, fn func(ctx context.Context) error, opts ...AcquireOption) (err error) {
+	lock, err := l.Acquire(ctx, resource, opts...)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if released := lock.Release(); released != nil {
+			err = errors.Join(err, released)
+		}
+	}()
+	held, cancel := lock.Context(ctx)
+	defer cancel()
+	return fn(held)
+}
+
+// Holders returns who holds the resource now, as far as the store and its
+// permissions tell; none if it is free. Of the options it takes Semaphore,
+// which asks for the holders of permits. It is for people: what it says may be
+// over when it is read.
+//
+// The error matches errors.ErrUnsupported if the backend can't tell.
+func (l *Locker) Holders(ctx context.Context, resource string, opts ...AcquireOption) ([]driver.Holder, error) {
+	r, err := parse(opts)
+	if err == nil {
+		err = l.check(resource, &r)
+	}
+	inspector, ok := l.backend.(driver.Inspector)
+	if err == nil && !ok {
+		err = errors.ErrUnsupported
+	}
+	var holders []driver.Holder
+	if err == nil {
+		holders, err = inspector.Holders(ctx, resource, r.mode)
+	}
+	if err != nil {
+		return nil, &Error{Op: "inspect", Backend: l.name, Resource: resource, Err: err}
+	}
+	return holders, nil
+}
+
+// Close releases all locks, wakes all waiters with [ErrClosed], and closes the
+// backend. It returns when that is done and what was given up in the background
+// is cleaned up, or after Options.ReleaseTimeout. Later calls return what the
+// first did.
+func (l *Locker) Close() error {
+	l.closeOnce.Do(func() {
+		l.gate.Close()
+		var errs []error
+		var mu sync.Mutex
+		var all sync.WaitGroup
+		for _, p := range l.queue.Holders("") {
+			// A place that isn't granted yet gives itself back when it is, as its
+			// goroutine finds the gate closed.
+			q, ok := p.Value.(*inQueue)
+			h := (*holding)(q)
+			if !ok || h.locker != l || !h.granted() {
+				continue
+			}
+			all.Go(func() {
+				if err := h.release(); err != nil && !errors.Is(err, ErrLost) {
+					mu.Lock()
+					defer mu.Unlock()
+					errs = append(errs, err)
+				}
+			})
+		}
+		all.Wait()
+		l.waitForBackground()
+		if err := l.backend.Close(); err != nil {
+			errs = append(errs, &Error{Op: "close", Backend: l.name, Err: err})
+		}
+		l.closeErr = errors.Join(errs...)
+	})
+	return l.closeErr
+}
+
+// check reports what is wrong with the arguments of a call.
+func (l *Locker) check(resource string, r *request) error {
+	switch {
+	case l.bad != nil:
+		return l.bad
+	case resource == "":
+		return badArgument("empty resource")
+	case !utf8.ValidString(resource):
+		return badArgument("the resource is not valid UTF-8")
+	case !l.modes.Has(r.mode):
+		return &reason{"no " + r.mode.String() + " locks on this backend", []error{errors.ErrUnsupported}}
+	case l.gate.Closed():
+		return ErrClosed
+	}
+	return nil
+}
+
+// fail wraps err as the result of Acquire.
+func (l *Locker) fail(resource string, err error) error {
+	return &Error{Op: "acquire", Backend: l.name, Resource: resource, Err: err}
+}
+
+// report tells Trace and Logger what no caller is told.
+func (l *Locker) report(what string, trace func(Event), e Event) {
+	if trace != nil {
+		trace(e)
+	}
+	if l.options.Logger == nil {
+		return
+	}
+	attrs := []any{"backend", e.Backend, "resource", abbreviate(e.Resource)}
+	if e.Site != "" {
+		attrs = append(attrs, "acquired at", e.Site)
+	}
+	if e.Err != nil {
+		attrs = append(attrs, "err", e.Err)
+	}
+	l.options.Logger.Warn("distlock: "+what, attrs...)
+}
+
+// inBackground runs f in a goroutine that Close waits for.
+func (l *Locker) inBackground(f func()) {
+	l.backgroundMu.Lock()
+	l.backgrounds++
+	l.backgroundMu.Unlock()
+	go func() {
+		defer func() {
+			l.backgroundMu.Lock()
+			defer l.backgroundMu.Unlock()
+			l.backgrounds--
+			if l.backgrounds == 0 && l.idle != nil {
+				close(l.idle)
+				l.idle = nil
+			}
+		}()
+		f()
+	}()
+}
+
+func (l *Locker) waitForBackground() {
+	l.backgroundMu.Lock()
+	if l.backgrounds == 0 {
+		l.backgroundMu.Unlock()
+		return
+	}
+	idle := make(chan struct{})
+	l.idle = idle
+	l.backgroundMu.Unlock()
+	timer := time.NewTimer(l.options.ReleaseTimeout)
+	defer timer.Stop()
+	select {
+	case <-idle:
+	case <-timer.C:
+	}
+}

@@ -1,0 +1,468 @@
+// Package queue keeps the goroutines of one process in order: per name, first
+// come first served, over all kinds of holding.
+//
+// It serves two masters. In front of a store it decides whose turn it is to go
+// there, so that at most one goroutine a name does. Inside locallock it is the
+// lock itself: who is admitted, holds.
+package queue
+
+import (
+	"context"
+	"errors"
+	"hash/maphash"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/distlock-go/distlock/driver"
+)
+
+var (
+	// ErrTimeout reports that the time to wait was over before the turn came.
+	ErrTimeout = errors.New("timed out in the queue")
+	// ErrClosed reports that the gate was closed.
+	ErrClosed = errors.New("queue closed")
+)
+
+// shardCount trades memory of an idle table for contention between names.
+const shardCount = 64
+
+// A Queue is a table of names that are held or waited for. Names that are
+// neither take no memory.
+type Queue struct {
+	// oneByOne makes an admitted place keep all others of its name waiting until
+	// it is settled.
+	oneByOne bool
+	seed     maphash.Seed
+	shards   [shardCount]shard
+}
+
+type shard struct {
+	mu      sync.Mutex
+	locks   map[string]*entry
+	permits map[string]*entry
+	spare   *entry // the entry that went idle last: most names are used again soon
+	_       [64 - 8 - 3*8]byte
+}
+
+// entry is the state of one name. Its shard's mutex guards it.
+type entry struct {
+	shard     *shard
+	name      string
+	permit    bool
+	readers   int    // shared holders
+	upgrader  *Place // the upgradeable holder
+	writer    *Place // the exclusive holder
+	permits   int    // permit holders
+	unsettled *Place // admitted, and not to be joined by others yet
+
+	upgrade    *waiter // the upgrader's wish, which goes before all waiters
+	head, tail *waiter
+	holders    *Place
+}
+
+// A Gate stops the waiters of one user of a queue without touching those of
+// another.
+type Gate struct {
+	closed atomic.Bool
+	done   chan struct{}
+}
+
+// NewGate returns an open gate.
+func NewGate() *Gate { return &Gate{done: make(chan struct{})} }
+
+// Close closes the gate and reports whether it was open. All waiters behind it
+// return ErrClosed, and later ones at once.
+func (g *Gate) Close() bool {
+	if g.closed.Swap(true) {
+		return false
+	}
+	close(g.done)
+	return true
+}
+
+// Closed reports whether the gate is closed.
+func (g *Gate) Closed() bool { return g.closed.Load() }
+
+// Done returns a channel that is closed with the gate.
+func (g *Gate) Done() <-chan struct{} { return g.done }
+
+// A Place is one goroutine's place in the order of a name, from Enter until
+// Leave or Pass. It is embedded in what represents the holding.
+type Place struct {
+	// Value is what Holders shows for the place. It is set before Enter.
+	Value any
+
+	entry      *entry
+	next, prev *Place
+	limit      int
+	mode       driver.Mode
+	in         bool // admitted, and not given up yet
+}
+
+// Mode returns the kind of holding that the place has now.
+func (p *Place) Mode() driver.Mode {
+	s := p.entry.shard
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return p.mode
+}
+
+type waiter struct {
+	place      *Place
+	next, prev *waiter
+	ready      chan struct{} // capacity 1, so that waking never blocks
+	admitted   bool
+	baton      any
+}
+
+// New returns a queue. With oneByOne an admitted place keeps the others of its
+// name waiting until Settle, whatever their kind.
+func New(oneByOne bool) *Queue {
+	return &Queue{oneByOne: oneByOne, seed: maphash.MakeSeed()}
+}
+
+// Request says what a place is for.
+type Request struct {
+	Name  string
+	Mode  driver.Mode
+	Limit int           // permits that exist, in mode Permit
+	Wait  time.Duration // driver.Forever: no limit; 0: not at all
+	Gate  *Gate
+	// Waiting, if not nil, is called once before the call starts to wait.
+	Waiting func()
+}
+
+// Admission says how a place came to be admitted.
+type Admission struct {
+	Waited bool // the name was not free at once
+	Baton  any  // what the place before handed over with Pass, or nil
+}
+
+// Enter takes a place and returns when it is its turn: nobody incompatible is
+// in, and all who came before have had their turn. Errors are ErrTimeout,
+// ErrClosed and, when ctx ended, ctx.Err(); then p has no place. A turn that
+// comes together with the end of ctx or of the time is taken: callers who must
+// not have it check and leave.
+func (q *Queue) Enter(ctx context.Context, p *Place, r Request) (Admission, error) {
+	s := &q.shards[maphash.String(q.seed, r.Name)%shardCount]
+	s.mu.Lock()
+	if r.Gate.Closed() {
+		s.mu.Unlock()
+		return Admission{}, ErrClosed
+	}
+	e := s.find(r.Name, r.Mode == driver.Permit)
+	p.entry, p.mode, p.limit = e, r.Mode, r.Limit
+	if e.head == nil && e.admissible(p) {
+		q.admit(p)
+		s.mu.Unlock()
+		return Admission{}, nil
+	}
+	if r.Wait <= 0 {
+		s.mu.Unlock()
+		return Admission{}, ErrTimeout
+	}
+	w := &waiter{place: p, ready: make(chan struct{}, 1), prev: e.tail}
+	if e.tail == nil {
+		e.head = w
+	} else {
+		e.tail.next = w
+	}
+	e.tail = w
+	s.mu.Unlock()
+
+	if r.Waiting != nil {
+		r.Waiting()
+	}
+	err := w.wait(ctx, r.Wait, r.Gate)
+	if err != nil {
+		s.mu.Lock()
+		if w.admitted {
+			err = nil
+		} else {
+			e.unlink(w)
+			q.advance(e) // it may have been all that kept the next one waiting
+		}
+		s.mu.Unlock()
+	}
+	return Admission{Waited: true, Baton: w.baton}, err
+}
+
+func (w *waiter) wait(ctx context.Context, d time.Duration, g *Gate) error {
+	var expired <-chan time.Time
+	if d != driver.Forever {
+		t := time.NewTimer(d)
+		defer t.Stop()
+		expired = t.C
+	}
+	select {
+	case <-w.ready:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-expired:
+		return ErrTimeout
+	case <-g.Done():
+		return ErrClosed
+	}
+}
+
+// Settle lets others of the name go on: p holds.
+func (q *Queue) Settle(p *Place) {
+	e := p.entry
+	e.shard.mu.Lock()
+	defer e.shard.mu.Unlock()
+	if e.unsettled == p {
+		e.unsettled = nil
+		q.advance(e)
+	}
+}
+
+// Leave gives up the place. A place that was given up already stays so.
+func (q *Queue) Leave(p *Place) {
+	e := p.entry
+	e.shard.mu.Lock()
+	if p.in {
+		e.remove(p)
+		q.advance(e)
+	}
+	e.shard.mu.Unlock()
+}
+
+// Pass gives up the place in favour of the next waiter and hands it baton, if
+// there is a waiter of the same kind whose turn it is then. It reports whether
+// there was; if not, nothing has changed.
+func (q *Queue) Pass(p *Place, baton any) bool {
+	e := p.entry
+	e.shard.mu.Lock()
+	defer e.shard.mu.Unlock()
+	w := e.head
+	if !p.in || w == nil || w.place.mode != p.mode || w.place.limit != p.limit {
+		return false
+	}
+	e.remove(p)
+	if !e.admissible(w.place) {
+		e.add(p)
+		return false
+	}
+	w.baton = baton
+	q.advance(e)
+	return true
+}
+
+// Upgrade turns an upgradeable place into an exclusive one when the readers
+// have left; new ones wait meanwhile. It reports whether it had to wait. Errors
+// are those of Enter, after which the place is upgradeable still; a place that
+// was given up is ErrClosed.
+func (q *Queue) Upgrade(ctx context.Context, p *Place, wait time.Duration, g *Gate) (waited bool, err error) {
+	e := p.entry
+	s := e.shard
+	s.mu.Lock()
+	if !p.in {
+		s.mu.Unlock()
+		return false, ErrClosed
+	}
+	if p.mode == driver.Exclusive {
+		s.mu.Unlock()
+		return false, nil
+	}
+	if e.readers == 0 {
+		e.promote(p)
+		s.mu.Unlock()
+		return false, nil
+	}
+	if wait <= 0 {
+		s.mu.Unlock()
+		return false, ErrTimeout
+	}
+	w := &waiter{place: p, ready: make(chan struct{}, 1)}
+	e.upgrade = w
+	s.mu.Unlock()
+
+	err = w.wait(ctx, wait, g)
+	if err != nil {
+		s.mu.Lock()
+		switch {
+		case w.admitted:
+			err = nil
+		case e.upgrade == w:
+			e.upgrade = nil
+			q.advance(e)
+		}
+		s.mu.Unlock()
+	}
+	return true, err
+}
+
+// Downgrade undoes Upgrade.
+func (q *Queue) Downgrade(p *Place) {
+	e := p.entry
+	e.shard.mu.Lock()
+	defer e.shard.mu.Unlock()
+	if p.in && e.writer == p {
+		e.writer, e.upgrader, p.mode = nil, p, driver.Upgradeable
+		q.advance(e)
+	}
+}
+
+// Holders returns the places of all names that are admitted, or of the one
+// name, if it isn't empty. The result is a snapshot.
+func (q *Queue) Holders(name string) []*Place {
+	var all []*Place
+	for i := range q.shards {
+		s := &q.shards[i]
+		s.mu.Lock()
+		for _, m := range []map[string]*entry{s.locks, s.permits} {
+			for _, e := range m {
+				if name != "" && e.name != name {
+					continue
+				}
+				for p := e.holders; p != nil; p = p.next {
+					all = append(all, p)
+				}
+			}
+		}
+		s.mu.Unlock()
+	}
+	return all
+}
+
+// find returns the entry of the name, a new one if there is none. The caller
+// holds s.mu and then admits or queues a place.
+func (s *shard) find(name string, permit bool) *entry {
+	m := &s.locks
+	if permit {
+		m = &s.permits
+	}
+	if e := (*m)[name]; e != nil {
+		return e
+	}
+	e := s.spare
+	if e == nil {
+		e = &entry{shard: s}
+	}
+	s.spare = nil
+	e.name, e.permit = name, permit
+	if *m == nil {
+		*m = make(map[string]*entry)
+	}
+	(*m)[name] = e
+	return e
+}
+
+// admissible reports whether p is compatible with those who are in.
+func (e *entry) admissible(p *Place) bool {
+	if e.unsettled != nil || e.upgrade != nil || e.writer != nil {
+		return false
+	}
+	switch p.mode {
+	case driver.Shared:
+		return true
+	case driver.Upgradeable:
+		return e.upgrader == nil
+	case driver.Permit:
+		return e.permits < p.limit
+	default:
+		return e.readers == 0 && e.upgrader == nil
+	}
+}
+
+func (q *Queue) admit(p *Place) {
+	p.entry.add(p)
+	if q.oneByOne {
+		p.entry.unsettled = p
+	}
+}
+
+func (e *entry) add(p *Place) {
+	switch p.mode {
+	case driver.Shared:
+		e.readers++
+	case driver.Upgradeable:
+		e.upgrader = p
+	case driver.Permit:
+		e.permits++
+	default:
+		e.writer = p
+	}
+	p.in = true
+	p.prev, p.next = nil, e.holders
+	if e.holders != nil {
+		e.holders.prev = p
+	}
+	e.holders = p
+}
+
+func (e *entry) remove(p *Place) {
+	switch p.mode {
+	case driver.Shared:
+		e.readers--
+	case driver.Upgradeable:
+		e.upgrader = nil
+	case driver.Permit:
+		e.permits--
+	default:
+		e.writer = nil
+	}
+	if e.unsettled == p {
+		e.unsettled = nil
+	}
+	if e.upgrade != nil && e.upgrade.place == p {
+		e.upgrade = nil
+	}
+	p.in = false
+	if p.prev == nil {
+		e.holders = p.next
+	} else {
+		p.prev.next = p.next
+	}
+	if p.next != nil {
+		p.next.prev = p.prev
+	}
+	p.prev, p.next = nil, nil
+}
+
+func (e *entry) promote(p *Place) {
+	e.upgrader, e.writer, p.mode = nil, p, driver.Exclusive
+}
+
+func (e *entry) unlink(w *waiter) {
+	if w.prev == nil {
+		e.head = w.next
+	} else {
+		w.prev.next = w.next
+	}
+	if w.next == nil {
+		e.tail = w.prev
+	} else {
+		w.next.prev = w.prev
+	}
+}
+
+// advance admits whose turn has come and drops the entry when it is idle.
+func (q *Queue) advance(e *entry) {
+	if w := e.upgrade; w != nil && e.readers == 0 {
+		e.upgrade = nil
+		e.promote(w.place)
+		w.wake()
+	}
+	for w := e.head; w != nil && e.admissible(w.place); w = e.head {
+		e.unlink(w)
+		q.admit(w.place)
+		w.wake()
+	}
+	if e.holders == nil && e.head == nil {
+		m := e.shard.locks
+		if e.permit {
+			m = e.shard.permits
+		}
+		delete(m, e.name)
+		e.name = ""
+		e.shard.spare = e
+	}
+}
+
+func (w *waiter) wake() {
+	w.admitted = true
+	w.ready <- struct{}{}
+}

@@ -1,0 +1,342 @@
+package distlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/distlock-go/distlock/driver"
+	"github.com/distlock-go/distlock/internal/queue"
+)
+
+// A Lock is one holding of a resource, or of several from AcquireAll. It ends
+// with Release, or it is lost. Its methods are safe for concurrent use.
+//
+// A Lock must be released. One that is dropped instead is noticed by the
+// garbage collector at some time, reported, and given back.
+type Lock struct {
+	*holding
+	cleanup runtime.Cleanup
+	set     *lockSet // of AcquireAll, if there is more than one
+}
+
+// lockSet is what a Lock over several resources consists of.
+type lockSet struct{ locks []*Lock }
+
+// A holding is what a Lock stands for. Whatever must not keep a dropped Lock
+// from being noticed (the queue, the keeper of its session) refers to the
+// holding and never to the Lock.
+type holding struct {
+	place    queue.Place
+	locker   *Locker
+	resource string
+	tenure   *tenure  // nil: the queue itself is the lock
+	watched  *watched // nil: nobody wants to know
+
+	mu    sync.Mutex
+	token uint64
+	err   error         // nil: held
+	done  chan struct{} // made when first asked for
+	more  *details      // made when needed
+}
+
+// watched is what is remembered for those who watch.
+type watched struct {
+	since time.Time
+	site  [siteDepth]uintptr
+}
+
+// details are what few holdings need.
+type details struct {
+	onEnd     map[*func(error)]struct{}
+	upgrading chan struct{} // closed when the upgrade under way has ended
+	released  chan struct{} // closed when Release is through
+	result    error         // of Release; valid once released is closed
+}
+
+// closed is a closed channel.
+var closed = func() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
+// Resource returns the name that was acquired; from AcquireAll, the names, in
+// order, separated by commas.
+func (l *Lock) Resource() string { return l.resource }
+
+// Err returns nil while the resource is held, [ErrReleased] after Release, and
+// an error that matches [ErrLost], and says why, when the lock was lost. It
+// looks at the clocks: a lease that ran out while the process was stopped is
+// lost from the first call on.
+func (l *Lock) Err() error {
+	l.check()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.err
+}
+
+// Done returns a channel that is closed when the holding ends, by Release or
+// by loss; Err says which.
+func (l *Lock) Done() <-chan struct{} {
+	l.check()
+	return l.doneChan()
+}
+
+// check notices a lease that has run out without waiting for a timer to fire.
+func (l *Lock) check() {
+	if l.set != nil {
+		for _, part := range l.set.locks {
+			part.check()
+		}
+		return
+	}
+	if t := l.tenure; t != nil && t.keeper != nil && t.keeper.lease.TTL > 0 && t.keeper.expired() {
+		t.keeper.lose(fmt.Errorf("%w: the lease of %v ran out", ErrLost, t.keeper.lease.TTL))
+	}
+}
+
+// Token returns the fencing token of the holding: a number larger than that of
+// every earlier grant of the resource. Send it along with what the lock guards
+// and let the receiver refuse smaller ones than it has seen: that protects even
+// against a holder that doesn't know yet that it lost the lock. See
+// docs/safety.md.
+//
+// ok is false if the backend, as configured, has no tokens, and for a Lock over
+// several resources.
+func (l *Lock) Token() (token uint64, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.token, l.token != 0
+}
+
+// Context returns a copy of parent that is canceled when the holding ends; its
+// cause is then what Err returns. Call cancel when it isn't needed any more.
+func (l *Lock) Context(parent context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(parent)
+	remove := l.onEnd(func(err error) { cancel(err) })
+	return &lockContext{ctx, l}, func() {
+		remove()
+		cancel(context.Canceled)
+	}
+}
+
+// lockContext looks at the clocks whenever it is asked, as Lock.Err does, and
+// keeps the lock from being taken for dropped.
+type lockContext struct {
+	context.Context
+	lock *Lock
+}
+
+func (c *lockContext) Done() <-chan struct{} {
+	c.lock.check()
+	return c.Context.Done()
+}
+
+func (c *lockContext) Err() error {
+	c.lock.check()
+	return c.Context.Err()
+}
+
+// Release gives the resource back. It works whatever became of the context that
+// the lock was acquired with, and takes no longer than Options.ReleaseTimeout.
+//
+// It returns an error that matches [ErrLost] if the lock was lost, and changes
+// nothing then; and the store's error if that could not be told. The holding
+// has ended in any case; giving it back is tried again in the background for
+// as long as the store could still believe in it. Release may be called any
+// number of times: all calls return what the first did.
+func (l *Lock) Release() error {
+	l.check()
+	if l.set != nil {
+		return l.releaseSet()
+	}
+	l.cleanup.Stop()
+	return l.release()
+}
+
+func (l *Lock) releaseSet() error {
+	l.end(ErrReleased)
+	var errs []error
+	for _, part := range slices.Backward(l.set.locks) {
+		errs = append(errs, part.Release())
+	}
+	return errors.Join(errs...)
+}
+
+// Upgrade turns an upgradeable lock into an exclusive one, without letting go
+// of it in between: it waits until the readers have left, and new ones wait
+// meanwhile. The lock then has a new and larger token. Upgrading an exclusive
+// lock again does nothing.
+//
+// Of the options it takes Timeout. Its errors are those of Acquire; after any
+// but ErrLost and ErrReleased the lock is upgradeable as before. A lock
+// that is shared, or a permit, is an error that matches errors.ErrUnsupported. A Lock over several resources upgrades them in order;
+// if one fails, those before it stay upgraded.
+func (l *Lock) Upgrade(ctx context.Context, opts ...AcquireOption) error {
+	r, err := parse(opts)
+	if err == nil && (r.mode != driver.Exclusive) {
+		err = badArgument("Upgrade takes no kind of lock")
+	}
+	if err != nil {
+		return l.fail("upgrade", err)
+	}
+	r.start()
+	if l.set == nil {
+		return l.upgrade(ctx, &r)
+	}
+	for _, part := range l.set.locks {
+		if err := part.upgrade(ctx, &r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fail wraps err as the result of an operation on the holding.
+func (h *holding) fail(op string, err error) error {
+	return &Error{Op: op, Backend: h.locker.name, Resource: h.resource, Err: err}
+}
+
+// end ends the holding with err and reports whether it was held until now. All
+// who look or wait are told before it returns.
+func (h *holding) end(err error) bool {
+	h.mu.Lock()
+	if h.err != nil {
+		h.mu.Unlock()
+		return false
+	}
+	h.err = err
+	if h.done != nil {
+		close(h.done)
+	}
+	var hooks map[*func(error)]struct{}
+	if h.more != nil {
+		hooks, h.more.onEnd = h.more.onEnd, nil
+	}
+	h.mu.Unlock()
+	for f := range hooks {
+		(*f)(err)
+	}
+	return true
+}
+
+// onEnd arranges for f to be called when the holding ends, or now if it has.
+func (h *holding) onEnd(f func(error)) (remove func()) {
+	h.mu.Lock()
+	if err := h.err; err != nil {
+		h.mu.Unlock()
+		f(err)
+		return func() {}
+	}
+	m := h.detailsLocked()
+	if m.onEnd == nil {
+		m.onEnd = make(map[*func(error)]struct{})
+	}
+	m.onEnd[&f] = struct{}{}
+	h.mu.Unlock()
+	return func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		delete(m.onEnd, &f)
+	}
+}
+
+func (h *holding) detailsLocked() *details {
+	if h.more == nil {
+		h.more = &details{}
+	}
+	return h.more
+}
+
+func (h *holding) doneChan() <-chan struct{} {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.done == nil {
+		if h.err != nil {
+			return closed
+		}
+		h.done = make(chan struct{})
+	}
+	return h.done
+}
+
+// lostErr returns the loss as Release reports it, or nil if there was none.
+func (h *holding) lostErr() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if e := (*Error)(nil); errors.As(h.err, &e) && errors.Is(e, ErrLost) {
+		return h.fail("release", e.Err)
+	}
+	return nil
+}
+
+// afterLoss does what must not delay the news of the loss.
+func (h *holding) afterLoss() {
+	h.locker.queue.Leave(&h.place)
+	e := h.event()
+	e.Err = h.err
+	h.locker.report("lock lost", h.locker.options.Trace.Lost, e)
+}
+
+// event returns what a Trace is told of the holding.
+func (h *holding) event() Event {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	e := Event{Backend: h.locker.name, Resource: h.resource, Token: h.token}
+	if t := h.tenure; t != nil {
+		e.Mode, e.Limit = t.mode, t.limit
+	} else {
+		e.Mode = h.place.Mode()
+	}
+	if h.watched != nil {
+		e.Duration, e.Site = time.Since(h.watched.since), h.watched.String()
+	}
+	return e
+}
+
+// inQueue is a holding as those see it who look into an in-process store.
+type inQueue holding
+
+// Holder describes the holding.
+func (q *inQueue) Holder() driver.Holder {
+	h := (*holding)(q)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	d := driver.Holder{Owner: h.locker.owner, Token: h.token}
+	if h.watched != nil {
+		d.Since = h.watched.since
+	}
+	return d
+}
+
+// siteDepth is more than the calls between an exported function and the place
+// that looks for its caller.
+const siteDepth = 4
+
+// newHolding returns a holding that isn't held yet, and remembers who called
+// this package for it.
+func (l *Locker) newHolding(resource string) *holding {
+	h := &holding{locker: l, resource: resource, watched: &watched{}}
+	runtime.Callers(3, h.watched.site[:])
+	return h
+}
+
+// String returns the file:line of the first caller outside of this package.
+func (w *watched) String() string {
+	frames := runtime.CallersFrames(w.site[:])
+	for {
+		f, more := frames.Next()
+		if f.File != "" && !strings.HasPrefix(f.Function, "github.com/distlock-go/distlock.") {
+			return fmt.Sprintf("%s:%d", f.File, f.Line)
+		}
+		if !more {
+			return ""
+		}
+	}
+}

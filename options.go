@@ -1,0 +1,178 @@
+package distlock
+
+import (
+	"log/slog"
+	"time"
+
+	"github.com/distlock-go/distlock/driver"
+)
+
+// Options tune a [Locker]. The zero value of each field is its default, and nil
+// Options are all defaults.
+type Options struct {
+	// TTL is the lease to ask for on backends that lease: how long the resource
+	// stays taken when its holder dies. It is renewed after each third, and lost
+	// a tenth before its end if that fails. Default 30 s. Backends whose locks
+	// hang on a connection or a file have no use for it.
+	TTL time.Duration
+
+	// ReleaseTimeout bounds Release, and Close. Default 5 s.
+	ReleaseTimeout time.Duration
+
+	// Logger gets what no caller is told otherwise, on level Warn: locks that
+	// were lost or dropped, renewals and clean-ups that failed. Nil is silent.
+	Logger *slog.Logger
+
+	// Trace is told everything. Nil is none.
+	Trace *Trace
+
+	// HandoffCount is how many times in a row a holding may be passed on to the
+	// next waiter of this Locker before other processes get their turn; passing
+	// it on saves two trips to the store. Default 16; negative is never.
+	HandoffCount int
+
+	// HandoffTime is how long after it came from the store a holding may still be
+	// passed on. Default 100 ms.
+	HandoffTime time.Duration
+
+	// Note is shown to people who look who holds a resource, where the store has
+	// room for it.
+	Note string
+}
+
+const (
+	defaultTTL            = 30 * time.Second
+	defaultReleaseTimeout = 5 * time.Second
+	defaultHandoffCount   = 16
+	defaultHandoffTime    = 100 * time.Millisecond
+)
+
+// withDefaults returns o with its zero fields set, and what is wrong with it.
+func (o *Options) withDefaults(info driver.Info) (Options, error) {
+	var full Options
+	if o != nil {
+		full = *o
+	}
+	for _, d := range []struct {
+		name  string
+		field *time.Duration
+		value time.Duration
+	}{
+		{"TTL", &full.TTL, defaultTTL},
+		{"ReleaseTimeout", &full.ReleaseTimeout, defaultReleaseTimeout},
+		{"HandoffTime", &full.HandoffTime, defaultHandoffTime},
+	} {
+		if *d.field < 0 {
+			return full, badArgument("negative Options.%s: %v", d.name, *d.field)
+		}
+		if *d.field == 0 {
+			*d.field = d.value
+		}
+	}
+	if full.HandoffCount == 0 {
+		full.HandoffCount = defaultHandoffCount
+	}
+	if full.Trace == nil {
+		full.Trace = &Trace{}
+	}
+	if info.MaxTTL > 0 && (full.TTL < info.MinTTL || full.TTL > info.MaxTTL) {
+		return full, badArgument("Options.TTL of %v: this backend leases for %v to %v", full.TTL, info.MinTTL, info.MaxTTL)
+	}
+	return full, nil
+}
+
+// AcquireOption modifies one call of Acquire or its kin.
+type AcquireOption struct {
+	kind  optionKind
+	value int64
+}
+
+type optionKind uint8
+
+const (
+	optionNone optionKind = iota
+	optionTimeout
+	optionShared
+	optionUpgradeable
+	optionSemaphore
+)
+
+// Timeout is how long to wait for the resource. 0 is one try: the answer is
+// the store's, now. Without the option Acquire waits as long as its context
+// lives. The last of several counts; a negative one is an error.
+//
+// The time covers everything: connecting, waiting for a pool, waiting for the
+// lock. It is measured here and is exact on every backend. The first try is
+// always made, and given 100 ms to be answered even if the timeout is shorter;
+// a single try (0) is given five seconds, after which the store counts as
+// broken.
+func Timeout(d time.Duration) AcquireOption { return AcquireOption{optionTimeout, int64(d)} }
+
+// Shared asks for a reader's lock: there may be many at once, but none beside
+// an exclusive one. The default is exclusive.
+func Shared() AcquireOption { return AcquireOption{optionShared, 0} }
+
+// Upgradeable asks for a lock that exists once, may stand beside shared ones,
+// and can become exclusive with [Lock.Upgrade].
+func Upgradeable() AcquireOption { return AcquireOption{optionUpgradeable, 0} }
+
+// Semaphore asks for one of the given number of permits. All users of a name
+// must pass the same number. Semaphores are a name space of their own: the
+// semaphore "a" and the lock "a" have nothing to do with each other. Below 1 is
+// an error.
+func Semaphore(permits int) AcquireOption { return AcquireOption{optionSemaphore, int64(permits)} }
+
+// request is what the options of one call add up to.
+type request struct {
+	mode     driver.Mode
+	limit    int
+	timeout  time.Duration // driver.Forever: none given
+	deadline time.Time     // when timeout is over; zero: the clock isn't running
+}
+
+func parse(opts []AcquireOption) (request, error) {
+	r := request{timeout: driver.Forever}
+	kinds := 0
+	for _, o := range opts {
+		switch o.kind {
+		case optionTimeout:
+			r.timeout = time.Duration(o.value)
+			if o.value < 0 {
+				return r, badArgument("negative timeout: %v (for no limit, leave the option out)", r.timeout)
+			}
+			continue
+		case optionShared:
+			r.mode = driver.Shared
+		case optionUpgradeable:
+			r.mode = driver.Upgradeable
+		case optionSemaphore:
+			if o.value < 1 {
+				return r, badArgument("semaphore with %d permits: at least 1 is needed", o.value)
+			}
+			r.mode, r.limit = driver.Permit, int(o.value)
+		default:
+			return r, badArgument("empty AcquireOption")
+		}
+		kinds++
+	}
+	if kinds > 1 {
+		return r, badArgument("more than one of Shared, Upgradeable and Semaphore")
+	}
+	return r, nil
+}
+
+// left returns how much of the time to wait is left now.
+func (r *request) left() time.Duration {
+	if r.deadline.IsZero() {
+		return r.timeout
+	}
+	return max(0, time.Until(r.deadline))
+}
+
+// start starts the clock of the timeout, if it isn't running already. Until
+// then all of the time is left; who needs the time once only can do without.
+func (r *request) start() {
+	if r.timeout != driver.Forever && r.deadline.IsZero() {
+		r.deadline = time.Now().Add(r.timeout)
+	}
+}

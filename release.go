@@ -1,0 +1,185 @@
+package distlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/distlock-go/distlock/driver"
+)
+
+// release ends the holding and gives it back, or passes it on.
+func (h *holding) release() error {
+	l := h.locker
+	if !h.end(ErrReleased) {
+		if err := h.lostErr(); err != nil {
+			return err
+		}
+		return h.releasedBefore()
+	}
+	e := Event{}
+	if h.watched != nil {
+		e = h.event()
+	}
+	if h.tenure == nil {
+		l.queue.Leave(&h.place)
+	} else {
+		h.waitForUpgrade()
+		if !l.passOn(h.tenure, h) {
+			e.Err = l.giveBack(h.tenure, h)
+			l.queue.Leave(&h.place)
+		}
+		h.more.result = e.Err
+		close(h.more.released)
+	}
+	if trace := l.options.Trace.Released; trace != nil {
+		trace(e)
+	}
+	return e.Err
+}
+
+// releasedBefore returns what the first release returned, when that is through.
+func (h *holding) releasedBefore() error {
+	if h.tenure == nil {
+		return nil
+	}
+	<-h.more.released
+	return h.more.result
+}
+
+// dropped deals with a Lock that was dropped without Release.
+func (h *holding) dropped() {
+	h.mu.Lock()
+	held := h.err == nil
+	h.mu.Unlock()
+	if !held {
+		return
+	}
+	h.locker.inBackground(func() {
+		h.locker.report("lock dropped without Release", h.locker.options.Trace.Dropped, h.event())
+		h.release() // a failure is retried and reported like that of any release
+	})
+}
+
+// passOn hands the tenure to the next waiter of this process, if there is one of
+// the same kind and other processes have not waited for long.
+func (l *Locker) passOn(t *tenure, h *holding) bool {
+	if t.passed >= l.options.HandoffCount || time.Since(t.since) >= l.options.HandoffTime || l.gate.Closed() {
+		return false
+	}
+	if _, ok := t.hold.(driver.Passer); !ok && t.token != 0 {
+		return false // the next holder needs a token of its own
+	}
+	if !l.reattach(t, nil) {
+		return false
+	}
+	return l.queue.Pass(&h.place, t)
+}
+
+// giveBack releases the tenure in the store. It returns after
+// Options.ReleaseTimeout at the latest. What could not be released is tried
+// again in the background.
+func (l *Locker) giveBack(t *tenure, h *holding) error {
+	ctx, cancel := context.WithTimeout(context.Background(), l.options.ReleaseTimeout)
+	last := l.detach(t)
+	result := make(chan error, 1)
+	go func() { result <- t.hold.Release(ctx) }()
+	var err error
+	var pending <-chan error
+	select {
+	case err = <-result:
+	case <-ctx.Done():
+		err, pending = errNoAnswer, result
+	}
+	if last != nil {
+		// No renewal may be on its way when Release returns.
+		last.cancel()
+		select {
+		case <-last.stopped:
+		case <-ctx.Done():
+		}
+	}
+	cancel()
+	if err == nil {
+		return nil
+	}
+	if errors.Is(err, ErrLost) {
+		return h.fail("release", err)
+	}
+	l.inBackground(func() {
+		if pending != nil {
+			if err := <-pending; err == nil || errors.Is(err, ErrLost) {
+				return
+			}
+		}
+		l.retryRelease(t.hold, h.resource)
+	})
+	return h.fail("release", fmt.Errorf("%w (it is tried again in the background)", err))
+}
+
+// giveUp gives back a tenure that nobody wants any more, behind the caller's
+// back, and then the place.
+func (l *Locker) giveUp(t *tenure, h *holding) {
+	l.inBackground(func() {
+		l.giveBack(t, h)
+		l.queue.Leave(&h.place)
+	})
+}
+
+// reclaim waits for the answer to a question that nobody waits for any more and
+// sees to it that nothing comes of it. The place in the queue is kept meanwhile,
+// for a bounded time: the next one would only be second at the store.
+func (l *Locker) reclaim(pending <-chan answer, h *holding, req driver.Request) {
+	timer := time.NewTimer(l.options.ReleaseTimeout)
+	defer timer.Stop()
+	var a answer
+	select {
+	case a = <-pending:
+	case <-timer.C:
+		l.queue.Leave(&h.place)
+		a = <-pending
+	}
+	switch {
+	case a.err == nil:
+		l.retryRelease(a.grant.Hold, h.resource)
+	case !a.definite():
+		l.undo(req)
+	}
+	l.queue.Leave(&h.place)
+}
+
+// undo takes back whatever a failed attempt may have been granted.
+func (l *Locker) undo(req driver.Request) {
+	if u, ok := l.backend.(driver.Undoer); ok {
+		l.retry(req.Resource, func(ctx context.Context) error { return u.Undo(ctx, req) })
+	}
+}
+
+func (l *Locker) retryRelease(hold driver.Hold, resource string) {
+	l.retry(resource, hold.Release)
+}
+
+// retry calls f until it succeeds, or finds that there is nothing left to do,
+// or the store can't believe in the holding any longer either.
+func (l *Locker) retry(resource string, f func(ctx context.Context) error) {
+	const firstPause, longestPause = 50 * time.Millisecond, time.Second
+	bound := l.options.ReleaseTimeout
+	if l.leases {
+		bound = max(bound, l.options.TTL)
+	}
+	start := now()
+	for pause := firstPause; ; pause = min(2*pause, longestPause) {
+		ctx, cancel := context.WithTimeout(context.Background(), l.options.ReleaseTimeout)
+		err := f(ctx)
+		cancel()
+		if err == nil || errors.Is(err, ErrLost) {
+			return
+		}
+		if now().since(start)+pause >= bound {
+			l.report("clean-up failed", l.options.Trace.CleanupFailed, Event{Backend: l.name, Resource: resource, Err: err})
+			return
+		}
+		time.Sleep(jitter(pause))
+	}
+}

@@ -1,0 +1,303 @@
+package distlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/distlock-go/distlock/driver"
+)
+
+// A tenure is one grant of the store, from its arrival until it is given back.
+// Passed on from one holding to the next, it is what stays.
+type tenure struct {
+	hold   driver.Hold
+	keeper *keeper // nil: the session can't end
+	mode   driver.Mode
+	limit  int
+	token  uint64 // of the grant; 0: none
+	since  time.Time
+	passed int
+}
+
+// A keeper keeps one session alive for all tenures that hang on it.
+type keeper struct {
+	locker  *Locker
+	session driver.Session
+	lease   driver.Lease
+	margin  time.Duration
+
+	holders map[*tenure]*holding // guarded by Locker.keepersMu; nil holding: between two
+
+	mu    sync.Mutex
+	valid reading // the session is known to have lived then
+	err   error   // why it is lost
+
+	stop    context.CancelFunc // no renewal starts any more
+	stopped chan struct{}      // and none is under way
+	cancel  context.CancelFunc // ends the renewal under way
+}
+
+// Of a lease of TTL, a tenth is kept back: it has to cover the drift between
+// our clock and the store's, and what the holder needs to stop. See
+// docs/design.md.
+const marginPart = 10
+
+// longestNap bounds how late a keeper notices that the clocks jumped: its
+// timers run on the monotonic clock, which stands still while the machine
+// sleeps.
+const longestNap = time.Second
+
+// attach hangs the tenure on its session, which is known to have lived at
+// sent. It reports false if the session has ended already.
+func (l *Locker) attach(t *tenure, s driver.Session, sent reading, h *holding) bool {
+	if s == nil {
+		return true
+	}
+	l.keepersMu.Lock()
+	defer l.keepersMu.Unlock()
+	k := l.keepers[s]
+	if k == nil {
+		lease := s.Lease()
+		if lease.Every <= 0 {
+			lease.Every = lease.TTL / 3
+		}
+		if lease.Every <= 0 {
+			lease.Every = driver.Forever
+		}
+		k = &keeper{
+			locker: l, session: s, lease: lease, margin: lease.TTL / marginPart,
+			holders: make(map[*tenure]*holding),
+			valid:   sent, stopped: make(chan struct{}),
+		}
+		if k.expired() {
+			return false
+		}
+		var running, renewing context.Context
+		running, k.stop = context.WithCancel(context.Background())
+		renewing, k.cancel = context.WithCancel(context.Background())
+		l.keepers[s] = k
+		go k.run(running, renewing)
+	} else if k.expired() {
+		return false
+	}
+	t.keeper = k
+	k.holders[t] = h
+	return true
+}
+
+// reattach gives the tenure, on its way from one holding to another, its new
+// holder (or none, while it is on its way). It reports false if the session
+// ended meanwhile.
+func (l *Locker) reattach(t *tenure, h *holding) bool {
+	if t.keeper == nil {
+		return true
+	}
+	l.keepersMu.Lock()
+	defer l.keepersMu.Unlock()
+	if _, ok := t.keeper.holders[t]; !ok {
+		return false
+	}
+	t.keeper.holders[t] = h
+	return true
+}
+
+// detach takes the tenure off its session. It returns the keeper if that was
+// the last one; no renewal starts any more then.
+func (l *Locker) detach(t *tenure) *keeper {
+	k := t.keeper
+	if k == nil {
+		return nil
+	}
+	l.keepersMu.Lock()
+	defer l.keepersMu.Unlock()
+	if _, ok := k.holders[t]; !ok {
+		return nil
+	}
+	delete(k.holders, t)
+	if len(k.holders) > 0 {
+		return nil
+	}
+	delete(l.keepers, k.session)
+	k.stop()
+	return k
+}
+
+// run keeps the session alive until it is stopped or lost.
+func (k *keeper) run(running, renewing context.Context) {
+	defer close(k.stopped)
+	defer k.cancel()
+	var (
+		timer   = time.NewTimer(0)
+		done    chan error // of the renewal under way
+		sent    reading    // when that was sent
+		dueFrom = k.lastValid()
+		pause   = k.lease.Every
+		backoff = k.retryPause()
+	)
+	defer timer.Stop()
+	for {
+		timer.Reset(k.nap(dueFrom, pause))
+		select {
+		case <-running.Done():
+			if done != nil {
+				<-done
+			}
+			return
+		case <-k.session.Lost():
+			k.lose(fmt.Errorf("%w: the session ended", ErrLost))
+		case err := <-done:
+			done = nil
+			switch {
+			case err == nil:
+				k.confirm(sent)
+				dueFrom, pause, backoff = sent, k.lease.Every, k.retryPause()
+			case errors.Is(err, ErrLost):
+				k.lose(err)
+			default:
+				k.renewalFailed(err)
+				dueFrom, pause = now(), jitter(backoff)
+				backoff = min(2*backoff, k.attemptTimeout())
+			}
+		case <-timer.C:
+		}
+		if k.expired() {
+			k.lose(fmt.Errorf("%w: the lease of %v could not be renewed in time", ErrLost, k.lease.TTL))
+		}
+		if k.lost() {
+			if done != nil {
+				k.cancel()
+				<-done
+			}
+			return
+		}
+		if running.Err() == nil && done == nil && now().since(dueFrom) >= pause {
+			done, sent = make(chan error, 1), now()
+			go func() {
+				ctx, cancel := context.WithTimeout(renewing, k.attemptTimeout())
+				defer cancel()
+				done <- k.session.Renew(ctx)
+			}()
+			dueFrom, pause = sent, driver.Forever // nothing is due until it is done
+		}
+	}
+}
+
+// nap returns how long the keeper may sleep.
+func (k *keeper) nap(dueFrom reading, pause time.Duration) time.Duration {
+	n := now()
+	nap := pause - n.since(dueFrom)
+	if k.lease.TTL > 0 {
+		nap = min(nap, k.left(n), longestNap)
+	}
+	return max(nap, 0)
+}
+
+// attemptTimeout bounds one renewal, so that several fit into a lease.
+func (k *keeper) attemptTimeout() time.Duration {
+	if k.lease.TTL > 0 {
+		return k.lease.TTL / 6
+	}
+	return k.lease.Every
+}
+
+func (k *keeper) retryPause() time.Duration { return k.attemptTimeout() / 10 }
+
+// jitter returns a duration between d/2 and 3d/2.
+func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d+1) }
+
+func (k *keeper) lastValid() reading {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.valid
+}
+
+func (k *keeper) confirm(sent reading) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.valid = sent
+}
+
+func (k *keeper) lost() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.err != nil
+}
+
+// left returns how long the session can be relied on, without a clock that
+// says otherwise.
+func (k *keeper) left(n reading) time.Duration {
+	if k.lease.TTL <= 0 {
+		return driver.Forever
+	}
+	return k.lease.TTL - k.margin - n.since(k.lastValid())
+}
+
+func (k *keeper) expired() bool {
+	return k.lease.TTL > 0 && k.left(now()) <= 0 || k.lost()
+}
+
+// lose ends all holdings on the session. The holders are told first, and the
+// session is abandoned after that: whatever Abandon sets free is not theirs
+// any more by then.
+func (k *keeper) lose(err error) {
+	l := k.locker
+	l.keepersMu.Lock()
+	k.mu.Lock()
+	first := k.err == nil
+	if first {
+		k.err = err
+	}
+	k.mu.Unlock()
+	if !first {
+		l.keepersMu.Unlock()
+		return
+	}
+	holders := k.holders
+	k.holders = nil
+	if l.keepers[k.session] == k {
+		delete(l.keepers, k.session)
+	}
+	l.keepersMu.Unlock()
+
+	var lost []*holding
+	for _, h := range holders {
+		if h != nil && h.end(&Error{Op: "hold", Backend: l.name, Resource: h.resource, Err: err}) {
+			lost = append(lost, h)
+		}
+	}
+	// The caller may be application code that asks Err, and the rest calls
+	// application code.
+	l.inBackground(func() {
+		k.session.Abandon()
+		k.stop()
+		k.cancel()
+		for _, h := range lost {
+			h.afterLoss()
+		}
+	})
+}
+
+func (k *keeper) renewalFailed(err error) {
+	l := k.locker
+	l.keepersMu.Lock()
+	var resource string
+	for _, h := range k.holders {
+		if h != nil {
+			resource = h.resource
+			break
+		}
+	}
+	n := len(k.holders)
+	l.keepersMu.Unlock()
+	if n == 0 {
+		return
+	}
+	left := k.left(now())
+	l.report("renewal failed", l.options.Trace.RenewalFailed, Event{
+		Backend: l.name, Resource: resource, Duration: left, Err: err,
+	})
+}
