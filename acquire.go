@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"time"
 
 	"github.com/distlock-go/distlock/driver"
@@ -58,7 +57,7 @@ func (l *Locker) acquire(ctx context.Context, resource string, r *request) (*Loc
 	if err == nil {
 		e.Token = h.token
 		lock = &Lock{holding: h}
-		lock.cleanup = runtime.AddCleanup(lock, (*holding).dropped, h)
+		h.watchFor(lock)
 	} else {
 		err = l.fail(resource, err)
 		e.Err = err
@@ -208,12 +207,10 @@ func (h *holding) begin(t *tenure, token uint64) error {
 		return ErrClosed
 	}
 	h.token = token
-	if h.watched != nil {
-		h.watched.since = time.Now()
-	}
-	if t != nil {
-		h.tenure = t
-		h.detailsLocked().released = make(chan struct{})
+	if m := h.more; m != nil {
+		m.watched.since = time.Now()
+		m.tenure = t
+		m.released = make(chan struct{})
 	}
 	return nil
 }

@@ -21,8 +21,7 @@ import (
 // garbage collector at some time, reported, and given back.
 type Lock struct {
 	*holding
-	cleanup runtime.Cleanup
-	set     *lockSet // of AcquireAll, if there is more than one
+	set *lockSet // of AcquireAll, if there is more than one resource
 }
 
 // lockSet is what a Lock over several resources consists of.
@@ -35,28 +34,30 @@ type holding struct {
 	place    queue.Place
 	locker   *Locker
 	resource string
-	tenure   *tenure  // nil: the queue itself is the lock
-	watched  *watched // nil: nobody wants to know
 
 	mu    sync.Mutex
 	token uint64
-	err   error         // nil: held
-	done  chan struct{} // made when first asked for
-	more  *details      // made when needed
+	err   error // nil: held
+	more  *details
 }
 
-// watched is what is remembered for those who watch.
-type watched struct {
-	since time.Time
-	site  [siteDepth]uintptr
-}
-
-// details are what few holdings need.
+// details are what the simplest of holdings, and the most frequent ones, do
+// without. They are made when needed.
 type details struct {
-	onEnd     map[*func(error)]struct{}
-	upgrading chan struct{} // closed when the upgrade under way has ended
-	released  chan struct{} // closed when Release is through
-	result    error         // of Release; valid once released is closed
+	tenure   *tenure  // nil: the queue itself is the lock
+	watched  *watched // nil: nobody wants to know
+	done     chan struct{}
+	onEnd    map[*func(error)]struct{}
+	upgrade  chan struct{} // closed when the upgrade under way has ended
+	released chan struct{} // closed when Release is through; nil: it is at once
+	result   error         // of Release; valid once released is closed
+}
+
+// watched is what is remembered of a holding for those who watch.
+type watched struct {
+	since   time.Time
+	site    [siteDepth]uintptr
+	cleanup runtime.Cleanup
 }
 
 // closed is a closed channel.
@@ -96,7 +97,7 @@ func (l *Lock) check() {
 		}
 		return
 	}
-	if t := l.tenure; t != nil && t.keeper != nil && t.keeper.lease.TTL > 0 && t.keeper.expired() {
+	if t := l.tenure(); t != nil && t.keeper != nil && t.keeper.lease.TTL > 0 && t.keeper.expired() {
 		t.keeper.lose(fmt.Errorf("%w: the lease of %v ran out", ErrLost, t.keeper.lease.TTL))
 	}
 }
@@ -156,7 +157,6 @@ func (l *Lock) Release() error {
 	if l.set != nil {
 		return l.releaseSet()
 	}
-	l.cleanup.Stop()
 	return l.release()
 }
 
@@ -212,18 +212,29 @@ func (h *holding) end(err error) bool {
 		return false
 	}
 	h.err = err
-	if h.done != nil {
-		close(h.done)
-	}
 	var hooks map[*func(error)]struct{}
-	if h.more != nil {
-		hooks, h.more.onEnd = h.more.onEnd, nil
+	if m := h.more; m != nil {
+		hooks, m.onEnd = m.onEnd, nil
+		if m.done != nil {
+			close(m.done)
+		}
 	}
 	h.mu.Unlock()
 	for f := range hooks {
 		(*f)(err)
 	}
 	return true
+}
+
+// tenure returns what the holding has of the store, or nil if it has nothing of
+// it: not yet, or because the queue itself is the lock.
+func (h *holding) tenure() *tenure {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.more == nil {
+		return nil
+	}
+	return h.more.tenure
 }
 
 // onEnd arranges for f to be called when the holding ends, or now if it has.
@@ -257,13 +268,14 @@ func (h *holding) detailsLocked() *details {
 func (h *holding) doneChan() <-chan struct{} {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.done == nil {
-		if h.err != nil {
-			return closed
-		}
-		h.done = make(chan struct{})
+	if h.err != nil {
+		return closed
 	}
-	return h.done
+	m := h.detailsLocked()
+	if m.done == nil {
+		m.done = make(chan struct{})
+	}
+	return m.done
 }
 
 // lostErr returns the loss as Release reports it, or nil if there was none.
@@ -289,13 +301,9 @@ func (h *holding) event() Event {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	e := Event{Backend: h.locker.name, Resource: h.resource, Token: h.token}
-	if t := h.tenure; t != nil {
-		e.Mode, e.Limit = t.mode, t.limit
-	} else {
-		e.Mode = h.place.Mode()
-	}
-	if h.watched != nil {
-		e.Duration, e.Site = time.Since(h.watched.since), h.watched.String()
+	e.Mode, e.Limit = h.place.Kind()
+	if m := h.more; m != nil && m.watched != nil {
+		e.Duration, e.Site = time.Since(m.watched.since), m.watched.String()
 	}
 	return e
 }
@@ -309,8 +317,8 @@ func (q *inQueue) Holder() driver.Holder {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	d := driver.Holder{Owner: h.locker.owner, Token: h.token}
-	if h.watched != nil {
-		d.Since = h.watched.since
+	if m := h.more; m != nil && m.watched != nil {
+		d.Since = m.watched.since
 	}
 	return d
 }
@@ -322,9 +330,9 @@ const siteDepth = 4
 // newHolding returns a holding that isn't held yet, and remembers who called
 // this package for it.
 func (l *Locker) newHolding(resource string) *holding {
-	h := &holding{locker: l, resource: resource, watched: &watched{}}
-	runtime.Callers(3, h.watched.site[:])
-	return h
+	w := &watched{}
+	runtime.Callers(3, w.site[:])
+	return &holding{locker: l, resource: resource, more: &details{watched: w}}
 }
 
 // String returns the file:line of the first caller outside of this package.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"time"
 
 	"github.com/distlock-go/distlock/driver"
@@ -12,40 +13,51 @@ import (
 // release ends the holding and gives it back, or passes it on.
 func (h *holding) release() error {
 	l := h.locker
-	if !h.end(ErrReleased) {
+	first := h.end(ErrReleased)
+	h.mu.Lock()
+	m := h.more
+	h.mu.Unlock()
+	unwatched := m == nil || m.watched == nil
+	switch {
+	case !first:
 		if err := h.lostErr(); err != nil {
 			return err
 		}
-		return h.releasedBefore()
+		if unwatched {
+			return nil
+		}
+		<-m.released
+		return m.result
+	case unwatched:
+		l.queue.Leave(&h.place)
+		return nil
 	}
-	e := Event{}
-	if h.watched != nil {
-		e = h.event()
-	}
-	if h.tenure == nil {
+	m.watched.cleanup.Stop()
+	e := h.event()
+	if m.tenure == nil {
 		l.queue.Leave(&h.place)
 	} else {
 		h.waitForUpgrade()
-		if !l.passOn(h.tenure, h) {
-			e.Err = l.giveBack(h.tenure, h)
+		if !l.passOn(m.tenure, h) {
+			e.Err = l.giveBack(m.tenure, h)
 			l.queue.Leave(&h.place)
 		}
-		h.more.result = e.Err
-		close(h.more.released)
 	}
+	m.result = e.Err
+	close(m.released)
 	if trace := l.options.Trace.Released; trace != nil {
 		trace(e)
 	}
 	return e.Err
 }
 
-// releasedBefore returns what the first release returned, when that is through.
-func (h *holding) releasedBefore() error {
-	if h.tenure == nil {
-		return nil
+// watchFor arranges for dropped to be called when lock is dropped.
+func (h *holding) watchFor(lock *Lock) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.err == nil {
+		h.more.watched.cleanup = runtime.AddCleanup(lock, (*holding).dropped, h)
 	}
-	<-h.more.released
-	return h.more.result
 }
 
 // dropped deals with a Lock that was dropped without Release.

@@ -27,7 +27,7 @@ func (h *holding) upgrade(ctx context.Context, r *request) error {
 
 func (h *holding) tryUpgrade(ctx context.Context, r *request) error {
 	l := h.locker
-	switch mode := h.place.Mode(); {
+	switch mode, _ := h.place.Kind(); {
 	case mode != driver.Upgradeable && mode != driver.Exclusive:
 		return &reason{"the lock is " + mode.String() + ": acquire it with Upgradeable", []error{errors.ErrUnsupported}}
 	case ctx.Err() != nil:
@@ -54,7 +54,7 @@ func (h *holding) tryUpgrade(ctx context.Context, r *request) error {
 		done()
 		return h.upgraded(l.inProcess.NextToken())
 	}
-	hold, ok := h.tenure.hold.(driver.Upgrader)
+	hold, ok := h.tenure().hold.(driver.Upgrader)
 	if !ok {
 		done()
 		return errors.ErrUnsupported
@@ -92,15 +92,15 @@ func (h *holding) beginUpgrade() (done func(), err error) {
 		return nil, h.err
 	}
 	m := h.detailsLocked()
-	if m.upgrading != nil {
+	if m.upgrade != nil {
 		return nil, errUpgrading
 	}
 	upgrading := make(chan struct{})
-	m.upgrading = upgrading
+	m.upgrade = upgrading
 	return func() {
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		m.upgrading = nil
+		m.upgrade = nil
 		close(upgrading)
 	}, nil
 }
@@ -109,7 +109,7 @@ func (h *holding) beginUpgrade() (done func(), err error) {
 // time.
 func (h *holding) waitForUpgrade() {
 	h.mu.Lock()
-	upgrading := h.more.upgrading
+	upgrading := h.more.upgrade
 	h.mu.Unlock()
 	if upgrading == nil {
 		return
@@ -141,5 +141,5 @@ func (h *holding) over() error {
 func (h *holding) granted() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.tenure != nil || h.locker.inProcess != nil
+	return h.locker.inProcess != nil || h.more.tenure != nil
 }

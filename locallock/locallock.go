@@ -130,7 +130,7 @@ func (b *Backend) Holders(_ context.Context, resource string, mode driver.Mode) 
 		default:
 			return nil, fmt.Errorf("holder of unknown type %T", v)
 		}
-		h.Mode = p.Mode()
+		h.Mode, _ = p.Kind()
 		if (h.Mode == driver.Permit) == (mode == driver.Permit) {
 			holders = append(holders, h)
 		}

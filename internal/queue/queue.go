@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"hash/maphash"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,8 +28,9 @@ var (
 // shardCount trades memory of an idle table for contention between names.
 const shardCount = 64
 
-// A Queue is a table of names that are held or waited for. Names that are
-// neither take no memory.
+// A Queue is a table of names that are held or waited for. A name that is
+// neither is forgotten, but for the last one of each shard: it is likely to be
+// used again soon, and then costs no change of the table.
 type Queue struct {
 	// oneByOne makes an admitted place keep all others of its name waiting until
 	// it is settled.
@@ -41,8 +43,8 @@ type shard struct {
 	mu      sync.Mutex
 	locks   map[string]*entry
 	permits map[string]*entry
-	spare   *entry // the entry that went idle last: most names are used again soon
-	_       [64 - 8 - 3*8]byte
+	idle    *entry   // in the table, and neither held nor waited for
+	_       [32]byte // keeps shards on cache lines of their own
 }
 
 // entry is the state of one name. Its shard's mutex guards it.
@@ -95,17 +97,18 @@ type Place struct {
 
 	entry      *entry
 	next, prev *Place
-	limit      int
+	limit      int32
 	mode       driver.Mode
 	in         bool // admitted, and not given up yet
 }
 
-// Mode returns the kind of holding that the place has now.
-func (p *Place) Mode() driver.Mode {
+// Kind returns the kind of holding that the place has, or had last, and the
+// limit in mode Permit.
+func (p *Place) Kind() (mode driver.Mode, limit int) {
 	s := p.entry.shard
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return p.mode
+	return p.mode, int(p.limit)
 }
 
 type waiter struct {
@@ -152,13 +155,14 @@ func (q *Queue) Enter(ctx context.Context, p *Place, r Request) (Admission, erro
 		return Admission{}, ErrClosed
 	}
 	e := s.find(r.Name, r.Mode == driver.Permit)
-	p.entry, p.mode, p.limit = e, r.Mode, r.Limit
+	p.entry, p.mode, p.limit = e, r.Mode, int32(min(r.Limit, math.MaxInt32))
 	if e.head == nil && e.admissible(p) {
 		q.admit(p)
 		s.mu.Unlock()
 		return Admission{}, nil
 	}
 	if r.Wait <= 0 {
+		e.rest()
 		s.mu.Unlock()
 		return Admission{}, ErrTimeout
 	}
@@ -327,27 +331,42 @@ func (q *Queue) Holders(name string) []*Place {
 	return all
 }
 
-// find returns the entry of the name, a new one if there is none. The caller
-// holds s.mu and then admits or queues a place.
-func (s *shard) find(name string, permit bool) *entry {
+// table returns the table of locks or of permits.
+func (s *shard) table(permit bool) map[string]*entry {
 	m := &s.locks
 	if permit {
 		m = &s.permits
 	}
-	if e := (*m)[name]; e != nil {
-		return e
-	}
-	e := s.spare
-	if e == nil {
-		e = &entry{shard: s}
-	}
-	s.spare = nil
-	e.name, e.permit = name, permit
 	if *m == nil {
 		*m = make(map[string]*entry)
 	}
-	(*m)[name] = e
+	return *m
+}
+
+// find returns the entry of the name, a new one if there is none. The caller
+// holds s.mu and then admits or queues a place, or calls rest.
+func (s *shard) find(name string, permit bool) *entry {
+	m := s.table(permit)
+	e := m[name]
+	if e == nil {
+		e = &entry{shard: s, name: name, permit: permit}
+		m[name] = e
+	} else if e == s.idle {
+		s.idle = nil
+	}
 	return e
+}
+
+// rest notes that the entry may be idle, and forgets the one that was before.
+func (e *entry) rest() {
+	s := e.shard
+	if e.holders != nil || e.head != nil || e == s.idle {
+		return
+	}
+	if old := s.idle; old != nil {
+		delete(s.table(old.permit), old.name)
+	}
+	s.idle = e
 }
 
 // admissible reports whether p is compatible with those who are in.
@@ -361,7 +380,7 @@ func (e *entry) admissible(p *Place) bool {
 	case driver.Upgradeable:
 		return e.upgrader == nil
 	case driver.Permit:
-		return e.permits < p.limit
+		return e.permits < int(p.limit)
 	default:
 		return e.readers == 0 && e.upgrader == nil
 	}
@@ -439,7 +458,7 @@ func (e *entry) unlink(w *waiter) {
 	}
 }
 
-// advance admits whose turn has come and drops the entry when it is idle.
+// advance admits whose turn has come.
 func (q *Queue) advance(e *entry) {
 	if w := e.upgrade; w != nil && e.readers == 0 {
 		e.upgrade = nil
@@ -451,15 +470,7 @@ func (q *Queue) advance(e *entry) {
 		q.admit(w.place)
 		w.wake()
 	}
-	if e.holders == nil && e.head == nil {
-		m := e.shard.locks
-		if e.permit {
-			m = e.shard.permits
-		}
-		delete(m, e.name)
-		e.name = ""
-		e.shard.spare = e
-	}
+	e.rest()
 }
 
 func (w *waiter) wake() {
