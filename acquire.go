@@ -30,7 +30,7 @@ func (l *Locker) acquire(ctx context.Context, resource string, r *request) (*Loc
 	if ctx.Err() != nil {
 		return nil, l.fail(resource, ended(ctx, false))
 	}
-	if l.inProcess != nil && !l.watching {
+	if l.inProcess && !l.watching {
 		return l.acquireInProcess(ctx, resource, r)
 	}
 
@@ -45,18 +45,18 @@ func (l *Locker) acquire(ctx context.Context, resource string, r *request) (*Loc
 			trace.Waiting(ctx, e)
 		}
 	}
-	h := l.newHolding(resource)
+	h := l.newHolding()
 	var err error
-	if l.inProcess != nil {
-		err = l.enterInProcess(ctx, h, r, waiting)
+	if l.inProcess {
+		err = l.enterInProcess(ctx, h, resource, r, waiting)
 	} else {
-		e.Passed, err = l.acquireFromStore(ctx, h, r, waiting)
+		e.Passed, err = l.acquireFromStore(ctx, h, resource, r, waiting)
 	}
 	e.Duration = time.Since(start)
 	var lock *Lock
 	if err == nil {
-		e.Token = h.token
 		lock = &Lock{holding: h}
+		e.Token, _ = lock.Token()
 		h.watchFor(lock)
 	} else {
 		err = l.fail(resource, err)
@@ -74,38 +74,43 @@ func (l *Locker) acquireInProcess(ctx context.Context, resource string, r *reque
 	both := &struct {
 		lock    Lock
 		holding holding
-	}{holding: holding{locker: l, resource: resource}}
+	}{holding: holding{locker: l}}
 	both.lock.holding = &both.holding
-	if err := l.enterInProcess(ctx, &both.holding, r, nil); err != nil {
+	if err := l.enterInProcess(ctx, &both.holding, resource, r, nil); err != nil {
 		return nil, l.fail(resource, err)
 	}
 	return &both.lock, nil
 }
 
-func (l *Locker) enterInProcess(ctx context.Context, h *holding, r *request, waiting func()) error {
-	if _, err := l.enter(ctx, h, r, waiting); err != nil {
+func (l *Locker) enterInProcess(ctx context.Context, h *holding, resource string, r *request, waiting func()) error {
+	a, err := l.enter(ctx, h, resource, r, waiting)
+	if err != nil {
 		return err
 	}
-	if ctx.Err() != nil {
+	if a.Waited && ctx.Err() != nil {
 		l.queue.Leave(&h.place)
 		return ended(ctx, true)
 	}
-	return h.begin(nil, l.inProcess.NextToken())
+	if h.more == nil {
+		return nil // nobody watches: it began when the queue admitted it
+	}
+	return h.begin(nil, 0)
 }
 
 // enter takes the holding's place in the queue and words the queue's errors.
-func (l *Locker) enter(ctx context.Context, h *holding, r *request, waiting func()) (queue.Admission, error) {
+func (l *Locker) enter(ctx context.Context, h *holding, resource string, r *request, waiting func()) (queue.Admission, error) {
 	h.place.Value = (*inQueue)(h)
 	a, err := l.queue.Enter(ctx, &h.place, queue.Request{
-		Name: h.resource, Mode: r.mode, Limit: r.limit, Wait: r.left(), Gate: l.gate, Waiting: waiting,
+		Name: resource, Mode: r.mode, Limit: r.limit, Wait: r.left(), Gate: l.gate, Waiting: waiting,
 	})
-	return a, l.wordQueueError(ctx, r, err)
+	if err != nil {
+		err = l.wordQueueError(ctx, r, err)
+	}
+	return a, err
 }
 
 func (l *Locker) wordQueueError(ctx context.Context, r *request, err error) error {
 	switch {
-	case err == nil:
-		return nil
 	case errors.Is(err, queue.ErrTimeout):
 		return timedOut(r, true)
 	case errors.Is(err, queue.ErrClosed):
@@ -129,9 +134,9 @@ func timedOut(r *request, contended bool) error {
 
 // acquireFromStore makes h a holding of the store, and reports whether it was
 // passed on by the holder before.
-func (l *Locker) acquireFromStore(ctx context.Context, h *holding, r *request, waiting func()) (passed bool, err error) {
+func (l *Locker) acquireFromStore(ctx context.Context, h *holding, resource string, r *request, waiting func()) (passed bool, err error) {
 	r.start()
-	admission, err := l.enter(ctx, h, r, waiting)
+	admission, err := l.enter(ctx, h, resource, r, waiting)
 	if err != nil {
 		return false, err
 	}
@@ -149,7 +154,7 @@ func (l *Locker) acquireFromStore(ctx context.Context, h *holding, r *request, w
 		}
 	}
 	req := driver.Request{
-		Resource: h.resource, Mode: r.mode, Limit: r.limit, TTL: l.options.TTL, Owner: l.newOwner(),
+		Resource: resource, Mode: r.mode, Limit: r.limit, TTL: l.options.TTL, Owner: l.newOwner(),
 	}
 	for {
 		a, pending, err := l.ask(ctx, r, contended, waiting, func(ctx context.Context, wait time.Duration, queue bool) (driver.Grant, error) {
@@ -206,12 +211,10 @@ func (h *holding) begin(t *tenure, token uint64) error {
 	case h.err != nil || h.locker.gate.Closed():
 		return ErrClosed
 	}
-	h.token = token
-	if m := h.more; m != nil {
-		m.watched.since = time.Now()
-		m.tenure = t
-		m.released = make(chan struct{})
-	}
+	m := h.more
+	m.tenure, m.token = t, token
+	m.watched.since = time.Now()
+	m.released = make(chan struct{})
 	return nil
 }
 

@@ -23,7 +23,7 @@ import (
 // that wait for one resource through one Locker cost the store one waiter.
 type Locker struct {
 	backend   driver.Backend
-	inProcess inProcess // the backend, if the queue is all there is to it
+	inProcess bool // there is nothing behind the queue
 	name      string
 	modes     driver.Modes
 	pollMin   time.Duration // 0: the backend waits by itself
@@ -49,12 +49,6 @@ type Locker struct {
 	closeErr  error
 }
 
-// inProcess is a backend that has nothing behind its queue.
-type inProcess interface {
-	Queue() *queue.Queue
-	NextToken() uint64
-}
-
 // New returns a Locker on b. It does no I/O and can't fail: options that can't
 // be meant are reported by the first Acquire. The Locker owns b from here on
 // and closes it with Close.
@@ -72,8 +66,8 @@ func New(b driver.Backend, o *Options) *Locker {
 	}
 	l.options, l.bad = o.withDefaults(info)
 	l.watching = o != nil && (o.Logger != nil || o.Trace != nil)
-	if p, ok := b.(inProcess); ok {
-		l.inProcess, l.queue = p, p.Queue()
+	if b, ok := b.(interface{ Queue() *queue.Queue }); ok {
+		l.inProcess, l.queue = true, b.Queue()
 	} else {
 		l.queue = queue.New(true)
 	}
@@ -109,8 +103,8 @@ func (l *Locker) newOwner() driver.Owner {
 // After an error nothing is held. A lock is never re-entrant: to acquire what
 // the caller holds already waits, or fails, like any other.
 func (l *Locker) Acquire(ctx context.Context, resource string, opts ...AcquireOption) (*Lock, error) {
-	r, err := parse(opts)
-	if err != nil {
+	var r request
+	if err := r.parse(opts); err != nil {
 		return nil, l.fail(resource, err)
 	}
 	return l.acquire(ctx, resource, &r)
@@ -118,7 +112,8 @@ func (l *Locker) Acquire(ctx context.Context, resource string, opts ...AcquireOp
 
 // TryAcquire is Acquire with Timeout(0): it takes the resource if it is free.
 func (l *Locker) TryAcquire(ctx context.Context, resource string, opts ...AcquireOption) (*Lock, error) {
-	r, err := parse(opts)
+	var r request
+	err := r.parse(opts)
 	if err == nil && r.timeout != driver.Forever && r.timeout != 0 {
 		err = badArgument("TryAcquire with a timeout of %v: it doesn't wait; use Acquire", r.timeout)
 	}
@@ -137,7 +132,8 @@ func (l *Locker) AcquireAll(ctx context.Context, resources []string, opts ...Acq
 	names := slices.Clone(resources)
 	slices.Sort(names)
 	names = slices.Compact(names)
-	r, err := parse(opts)
+	var r request
+	err := r.parse(opts)
 	if err == nil && len(names) == 0 {
 		err = badArgument("no resources")
 	}
@@ -154,7 +150,7 @@ func (l *Locker) AcquireAll(ctx context.Context, resources []string, opts ...Acq
 	}
 	r.start()
 	set := &Lock{
-		holding: &holding{locker: l, resource: strings.Join(names, ",")},
+		holding: &holding{locker: l, more: &details{names: strings.Join(names, ",")}},
 		set:     &lockSet{},
 	}
 	for _, name := range names {
@@ -169,7 +165,7 @@ func (l *Locker) AcquireAll(ctx context.Context, resources []string, opts ...Acq
 		part.onEnd(func(err error) { set.end(err) })
 	}
 	if err := set.Err(); err != nil {
-		return nil, errors.Join(l.fail(set.resource, err), set.Release())
+		return nil, errors.Join(l.fail(set.resource(), err), set.Release())
 	}
 	return set, nil
 }
@@ -200,7 +196,8 @@ func (l *Locker) Do(ctx context.Context, resource string, fn func(ctx context.Co
 //
 // The error matches errors.ErrUnsupported if the backend can't tell.
 func (l *Locker) Holders(ctx context.Context, resource string, opts ...AcquireOption) ([]driver.Holder, error) {
-	r, err := parse(opts)
+	var r request
+	err := r.parse(opts)
 	if err == nil {
 		err = l.check(resource, &r)
 	}

@@ -31,20 +31,20 @@ type lockSet struct{ locks []*Lock }
 // from being noticed (the queue, the keeper of its session) refers to the
 // holding and never to the Lock.
 type holding struct {
-	place    queue.Place
-	locker   *Locker
-	resource string
+	place  queue.Place
+	locker *Locker
 
-	mu    sync.Mutex
-	token uint64
-	err   error // nil: held
-	more  *details
+	mu   sync.Mutex
+	err  error // nil: held
+	more *details
 }
 
 // details are what the simplest of holdings, and the most frequent ones, do
 // without. They are made when needed.
 type details struct {
+	names    string   // of a set; else the name is that of the place
 	tenure   *tenure  // nil: the queue itself is the lock
+	token    uint64   // of the store; without a tenure it is that of the place
 	watched  *watched // nil: nobody wants to know
 	done     chan struct{}
 	onEnd    map[*func(error)]struct{}
@@ -69,7 +69,7 @@ var closed = func() chan struct{} {
 
 // Resource returns the name that was acquired; from AcquireAll, the names, in
 // order, separated by commas.
-func (l *Lock) Resource() string { return l.resource }
+func (l *Lock) Resource() string { return l.resource() }
 
 // Err returns nil while the resource is held, [ErrReleased] after Release, and
 // an error that matches [ErrLost], and says why, when the lock was lost. It
@@ -97,6 +97,9 @@ func (l *Lock) check() {
 		}
 		return
 	}
+	if l.locker.inProcess {
+		return // there is no session to lose
+	}
 	if t := l.tenure(); t != nil && t.keeper != nil && t.keeper.lease.TTL > 0 && t.keeper.expired() {
 		t.keeper.lose(fmt.Errorf("%w: the lease of %v ran out", ErrLost, t.keeper.lease.TTL))
 	}
@@ -113,7 +116,8 @@ func (l *Lock) check() {
 func (l *Lock) Token() (token uint64, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.token, l.token != 0
+	token = l.tokenLocked()
+	return token, token != 0
 }
 
 // Context returns a copy of parent that is canceled when the holding ends; its
@@ -179,8 +183,9 @@ func (l *Lock) releaseSet() error {
 // that is shared, or a permit, is an error that matches errors.ErrUnsupported. A Lock over several resources upgrades them in order;
 // if one fails, those before it stay upgraded.
 func (l *Lock) Upgrade(ctx context.Context, opts ...AcquireOption) error {
-	r, err := parse(opts)
-	if err == nil && (r.mode != driver.Exclusive) {
+	var r request
+	err := r.parse(opts)
+	if err == nil && r.mode != driver.Exclusive {
 		err = badArgument("Upgrade takes no kind of lock")
 	}
 	if err != nil {
@@ -200,20 +205,22 @@ func (l *Lock) Upgrade(ctx context.Context, opts ...AcquireOption) error {
 
 // fail wraps err as the result of an operation on the holding.
 func (h *holding) fail(op string, err error) error {
-	return &Error{Op: op, Backend: h.locker.name, Resource: h.resource, Err: err}
+	return &Error{Op: op, Backend: h.locker.name, Resource: h.resource(), Err: err}
 }
 
-// end ends the holding with err and reports whether it was held until now. All
-// who look or wait are told before it returns.
-func (h *holding) end(err error) bool {
+// end ends the holding with err. It reports whether that was the first time, and
+// the details, if there are any. All who look or wait are told before it
+// returns.
+func (h *holding) end(err error) (first bool, m *details) {
 	h.mu.Lock()
+	m = h.more
 	if h.err != nil {
 		h.mu.Unlock()
-		return false
+		return false, m
 	}
 	h.err = err
 	var hooks map[*func(error)]struct{}
-	if m := h.more; m != nil {
+	if m != nil {
 		hooks, m.onEnd = m.onEnd, nil
 		if m.done != nil {
 			close(m.done)
@@ -223,7 +230,7 @@ func (h *holding) end(err error) bool {
 	for f := range hooks {
 		(*f)(err)
 	}
-	return true
+	return true, m
 }
 
 // tenure returns what the holding has of the store, or nil if it has nothing of
@@ -280,9 +287,7 @@ func (h *holding) doneChan() <-chan struct{} {
 
 // lostErr returns the loss as Release reports it, or nil if there was none.
 func (h *holding) lostErr() error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if e := (*Error)(nil); errors.As(h.err, &e) && errors.Is(e, ErrLost) {
+	if e := (*Error)(nil); errors.As(h.over(), &e) && errors.Is(e, ErrLost) {
 		return h.fail("release", e.Err)
 	}
 	return nil
@@ -296,11 +301,31 @@ func (h *holding) afterLoss() {
 	h.locker.report("lock lost", h.locker.options.Trace.Lost, e)
 }
 
+func (h *holding) tokenLocked() uint64 {
+	if h.locker.inProcess && (h.more == nil || h.more.names == "") {
+		return h.place.Token()
+	}
+	return h.more.token
+}
+
+func (h *holding) resource() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.resourceLocked()
+}
+
+func (h *holding) resourceLocked() string {
+	if h.more != nil && h.more.names != "" {
+		return h.more.names
+	}
+	return h.place.Name()
+}
+
 // event returns what a Trace is told of the holding.
 func (h *holding) event() Event {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	e := Event{Backend: h.locker.name, Resource: h.resource, Token: h.token}
+	e := Event{Backend: h.locker.name, Resource: h.resourceLocked(), Token: h.tokenLocked()}
 	e.Mode, e.Limit = h.place.Kind()
 	if m := h.more; m != nil && m.watched != nil {
 		e.Duration, e.Site = time.Since(m.watched.since), m.watched.String()
@@ -316,7 +341,7 @@ func (q *inQueue) Holder() driver.Holder {
 	h := (*holding)(q)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	d := driver.Holder{Owner: h.locker.owner, Token: h.token}
+	d := driver.Holder{Owner: h.locker.owner}
 	if m := h.more; m != nil && m.watched != nil {
 		d.Since = m.watched.since
 	}
@@ -329,10 +354,10 @@ const siteDepth = 4
 
 // newHolding returns a holding that isn't held yet, and remembers who called
 // this package for it.
-func (l *Locker) newHolding(resource string) *holding {
+func (l *Locker) newHolding() *holding {
 	w := &watched{}
 	runtime.Callers(3, w.site[:])
-	return &holding{locker: l, resource: resource, more: &details{watched: w}}
+	return &holding{locker: l, more: &details{watched: w}}
 }
 
 // String returns the file:line of the first caller outside of this package.

@@ -130,16 +130,17 @@ type request struct {
 	deadline time.Time     // when timeout is over; zero: the clock isn't running
 }
 
-func parse(opts []AcquireOption) (request, error) {
-	r := request{timeout: driver.Forever}
+// parse sets r to what the options say.
+func (r *request) parse(opts []AcquireOption) error {
+	r.timeout = driver.Forever
 	kinds := 0
-	for _, o := range opts {
-		switch o.kind {
+	for i := range opts {
+		switch o := &opts[i]; o.kind {
 		case optionTimeout:
-			r.timeout = time.Duration(o.value)
 			if o.value < 0 {
-				return r, badArgument("negative timeout: %v (for no limit, leave the option out)", r.timeout)
+				return badArgument("negative timeout: %v (for no limit, leave the option out)", time.Duration(o.value))
 			}
+			r.timeout = time.Duration(o.value)
 			continue
 		case optionShared:
 			r.mode = driver.Shared
@@ -147,18 +148,18 @@ func parse(opts []AcquireOption) (request, error) {
 			r.mode = driver.Upgradeable
 		case optionSemaphore:
 			if o.value < 1 {
-				return r, badArgument("semaphore with %d permits: at least 1 is needed", o.value)
+				return badArgument("semaphore with %d permits: at least 1 is needed", o.value)
 			}
 			r.mode, r.limit = driver.Permit, int(o.value)
 		default:
-			return r, badArgument("empty AcquireOption")
+			return badArgument("empty AcquireOption")
 		}
 		kinds++
 	}
 	if kinds > 1 {
-		return r, badArgument("more than one of Shared, Upgradeable and Semaphore")
+		return badArgument("more than one of Shared, Upgradeable and Semaphore")
 	}
-	return r, nil
+	return nil
 }
 
 // left returns how much of the time to wait is left now.

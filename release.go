@@ -13,10 +13,7 @@ import (
 // release ends the holding and gives it back, or passes it on.
 func (h *holding) release() error {
 	l := h.locker
-	first := h.end(ErrReleased)
-	h.mu.Lock()
-	m := h.more
-	h.mu.Unlock()
+	first, m := h.end(ErrReleased)
 	unwatched := m == nil || m.watched == nil
 	switch {
 	case !first:
@@ -125,7 +122,7 @@ func (l *Locker) giveBack(t *tenure, h *holding) error {
 				return
 			}
 		}
-		l.retryRelease(t.hold, h.resource)
+		l.retryRelease(t.hold, h.resource())
 	})
 	return h.fail("release", fmt.Errorf("%w (it is tried again in the background)", err))
 }
@@ -154,7 +151,7 @@ func (l *Locker) reclaim(pending <-chan answer, h *holding, req driver.Request) 
 	}
 	switch {
 	case a.err == nil:
-		l.retryRelease(a.grant.Hold, h.resource)
+		l.retryRelease(a.grant.Hold, h.resource())
 	case !a.definite():
 		l.undo(req)
 	}

@@ -265,7 +265,10 @@ func (k *keeper) lose(err error) {
 
 	var lost []*holding
 	for _, h := range holders {
-		if h != nil && h.end(&Error{Op: "hold", Backend: l.name, Resource: h.resource, Err: err}) {
+		if h == nil {
+			continue
+		}
+		if first, _ := h.end(&Error{Op: "hold", Backend: l.name, Resource: h.resource(), Err: err}); first {
 			lost = append(lost, h)
 		}
 	}
@@ -287,7 +290,7 @@ func (k *keeper) renewalFailed(err error) {
 	var resource string
 	for _, h := range k.holders {
 		if h != nil {
-			resource = h.resource
+			resource = h.resource()
 			break
 		}
 	}

@@ -50,9 +50,9 @@ func (h *holding) tryUpgrade(ctx context.Context, r *request) error {
 		}
 		return l.wordQueueError(ctx, r, err)
 	}
-	if l.inProcess != nil {
+	if l.inProcess {
 		done()
-		return h.upgraded(l.inProcess.NextToken())
+		return h.over()
 	}
 	hold, ok := h.tenure().hold.(driver.Upgrader)
 	if !ok {
@@ -126,7 +126,7 @@ func (h *holding) waitForUpgrade() {
 func (h *holding) upgraded(token uint64) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.token = token
+	h.more.token = token
 	return h.err
 }
 
@@ -141,5 +141,5 @@ func (h *holding) over() error {
 func (h *holding) granted() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.locker.inProcess != nil || h.more.tenure != nil
+	return h.locker.inProcess || h.more.tenure != nil
 }

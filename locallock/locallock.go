@@ -37,7 +37,6 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"sync/atomic"
 	"time"
 
 	"github.com/distlock-go/distlock"
@@ -58,24 +57,19 @@ func init() {
 // Backend is a handle on an in-process store. Its methods are safe for
 // concurrent use.
 type Backend struct {
-	store *store
+	queue *queue.Queue // the store
 	gate  *queue.Gate
-}
-
-type store struct {
-	queue *queue.Queue
-	token atomic.Uint64
 }
 
 // New returns a backend with a store of its own.
 func New() *Backend {
-	return (&Backend{store: &store{queue: queue.New(false)}}).Share()
+	return &Backend{queue: queue.New(false), gate: queue.NewGate()}
 }
 
 // Share returns another backend on the same store: a lock that is held through
 // one is held for the other.
 func (b *Backend) Share() *Backend {
-	return &Backend{store: b.store, gate: queue.NewGate()}
+	return &Backend{queue: b.queue, gate: queue.NewGate()}
 }
 
 // Info implements [driver.Backend].
@@ -88,10 +82,7 @@ func (b *Backend) Info() driver.Info {
 
 // Queue returns what the locks are made of. Package distlock uses it in place
 // of a queue of its own in front of the backend, which would only repeat it.
-func (b *Backend) Queue() *queue.Queue { return b.store.queue }
-
-// NextToken returns a new fencing token, larger than all before.
-func (b *Backend) NextToken() uint64 { return b.store.token.Add(1) }
+func (b *Backend) Queue() *queue.Queue { return b.queue }
 
 // Acquire implements [driver.Backend].
 func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
@@ -100,7 +91,7 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 	}
 	h := &hold{backend: b}
 	h.place.Value = driver.Holder{Owner: r.Owner, Mode: r.Mode}
-	_, err := b.store.queue.Enter(ctx, &h.place, queue.Request{
+	_, err := b.queue.Enter(ctx, &h.place, queue.Request{
 		Name: r.Resource, Mode: r.Mode, Limit: r.Limit, Wait: r.Wait, Gate: b.gate,
 	})
 	switch {
@@ -111,7 +102,7 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 	case err != nil:
 		return driver.Grant{}, context.Cause(ctx)
 	}
-	return driver.Grant{Hold: h, Token: b.NextToken()}, nil
+	return driver.Grant{Hold: h, Token: h.place.Token()}, nil
 }
 
 // Holders implements [driver.Inspector].
@@ -120,7 +111,7 @@ func (b *Backend) Holders(_ context.Context, resource string, mode driver.Mode) 
 		return nil, errors.New("empty resource")
 	}
 	var holders []driver.Holder
-	for _, p := range b.store.queue.Holders(resource) {
+	for _, p := range b.queue.Holders(resource) {
 		var h driver.Holder
 		switch v := p.Value.(type) {
 		case driver.Holder:
@@ -131,6 +122,7 @@ func (b *Backend) Holders(_ context.Context, resource string, mode driver.Mode) 
 			return nil, fmt.Errorf("holder of unknown type %T", v)
 		}
 		h.Mode, _ = p.Kind()
+		h.Token = p.Token()
 		if (h.Mode == driver.Permit) == (mode == driver.Permit) {
 			holders = append(holders, h)
 		}
@@ -150,19 +142,19 @@ type hold struct {
 }
 
 func (h *hold) Release(context.Context) error {
-	h.backend.store.queue.Leave(&h.place)
+	h.backend.queue.Leave(&h.place)
 	return nil
 }
 
-func (h *hold) Pass(context.Context) (uint64, error) { return h.backend.NextToken(), nil }
+func (h *hold) Pass(context.Context) (uint64, error) { return h.backend.queue.Renew(&h.place), nil }
 
 func (h *hold) Upgrade(ctx context.Context, wait time.Duration) (uint64, error) {
-	_, err := h.backend.store.queue.Upgrade(ctx, &h.place, wait, h.backend.gate)
+	_, err := h.backend.queue.Upgrade(ctx, &h.place, wait, h.backend.gate)
 	switch {
 	case errors.Is(err, queue.ErrTimeout):
 		return 0, driver.ErrHeld
 	case err != nil:
 		return 0, err
 	}
-	return h.backend.NextToken(), nil
+	return h.place.Token(), nil
 }

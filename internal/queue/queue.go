@@ -35,6 +35,7 @@ type Queue struct {
 	// oneByOne makes an admitted place keep all others of its name waiting until
 	// it is settled.
 	oneByOne bool
+	tokens   atomic.Uint64
 	seed     maphash.Seed
 	shards   [shardCount]shard
 }
@@ -52,15 +53,13 @@ type entry struct {
 	shard     *shard
 	name      string
 	permit    bool
-	readers   int    // shared holders
-	upgrader  *Place // the upgradeable holder
-	writer    *Place // the exclusive holder
-	permits   int    // permit holders
-	unsettled *Place // admitted, and not to be joined by others yet
+	writer    *Place              // the exclusive holder
+	upgrader  *Place              // the upgradeable holder
+	sharers   map[*Place]struct{} // the holders of shared locks, or of permits
+	unsettled *Place              // admitted, and not to be joined by others yet
 
 	upgrade    *waiter // the upgrader's wish, which goes before all waiters
 	head, tail *waiter
-	holders    *Place
 }
 
 // A Gate stops the waiters of one user of a queue without touching those of
@@ -95,11 +94,32 @@ type Place struct {
 	// Value is what Holders shows for the place. It is set before Enter.
 	Value any
 
-	entry      *entry
-	next, prev *Place
-	limit      int32
-	mode       driver.Mode
-	in         bool // admitted, and not given up yet
+	entry *entry
+	token uint64
+	limit int32
+	mode  driver.Mode
+	in    bool // admitted, and not given up yet
+}
+
+// Name returns the name that the place was last asked for.
+func (p *Place) Name() string { return p.entry.name }
+
+// Token returns a number that is larger than that of every place of the queue
+// that was admitted, or upgraded, before this one.
+func (p *Place) Token() uint64 {
+	s := p.entry.shard
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return p.token
+}
+
+// Renew gives the place a new and larger token and returns it.
+func (q *Queue) Renew(p *Place) uint64 {
+	s := p.entry.shard
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p.token = q.tokens.Add(1)
+	return p.token
 }
 
 // Kind returns the kind of holding that the place has, or had last, and the
@@ -270,8 +290,8 @@ func (q *Queue) Upgrade(ctx context.Context, p *Place, wait time.Duration, g *Ga
 		s.mu.Unlock()
 		return false, nil
 	}
-	if e.readers == 0 {
-		e.promote(p)
+	if len(e.sharers) == 0 {
+		q.promote(p)
 		s.mu.Unlock()
 		return false, nil
 	}
@@ -321,12 +341,22 @@ func (q *Queue) Holders(name string) []*Place {
 				if name != "" && e.name != name {
 					continue
 				}
-				for p := e.holders; p != nil; p = p.next {
-					all = append(all, p)
-				}
+				all = e.appendHolders(all)
 			}
 		}
 		s.mu.Unlock()
+	}
+	return all
+}
+
+func (e *entry) appendHolders(all []*Place) []*Place {
+	for _, p := range []*Place{e.writer, e.upgrader} {
+		if p != nil {
+			all = append(all, p)
+		}
+	}
+	for p := range e.sharers {
+		all = append(all, p)
 	}
 	return all
 }
@@ -360,7 +390,7 @@ func (s *shard) find(name string, permit bool) *entry {
 // rest notes that the entry may be idle, and forgets the one that was before.
 func (e *entry) rest() {
 	s := e.shard
-	if e.holders != nil || e.head != nil || e == s.idle {
+	if e.writer != nil || e.upgrader != nil || len(e.sharers) > 0 || e.head != nil || e == s.idle {
 		return
 	}
 	if old := s.idle; old != nil {
@@ -380,13 +410,14 @@ func (e *entry) admissible(p *Place) bool {
 	case driver.Upgradeable:
 		return e.upgrader == nil
 	case driver.Permit:
-		return e.permits < int(p.limit)
+		return len(e.sharers) < int(p.limit)
 	default:
-		return e.readers == 0 && e.upgrader == nil
+		return len(e.sharers) == 0 && e.upgrader == nil
 	}
 }
 
 func (q *Queue) admit(p *Place) {
+	p.token = q.tokens.Add(1)
 	p.entry.add(p)
 	if q.oneByOne {
 		p.entry.unsettled = p
@@ -395,31 +426,25 @@ func (q *Queue) admit(p *Place) {
 
 func (e *entry) add(p *Place) {
 	switch p.mode {
-	case driver.Shared:
-		e.readers++
+	case driver.Shared, driver.Permit:
+		if e.sharers == nil {
+			e.sharers = make(map[*Place]struct{})
+		}
+		e.sharers[p] = struct{}{}
 	case driver.Upgradeable:
 		e.upgrader = p
-	case driver.Permit:
-		e.permits++
 	default:
 		e.writer = p
 	}
 	p.in = true
-	p.prev, p.next = nil, e.holders
-	if e.holders != nil {
-		e.holders.prev = p
-	}
-	e.holders = p
 }
 
 func (e *entry) remove(p *Place) {
 	switch p.mode {
-	case driver.Shared:
-		e.readers--
+	case driver.Shared, driver.Permit:
+		delete(e.sharers, p)
 	case driver.Upgradeable:
 		e.upgrader = nil
-	case driver.Permit:
-		e.permits--
 	default:
 		e.writer = nil
 	}
@@ -430,18 +455,11 @@ func (e *entry) remove(p *Place) {
 		e.upgrade = nil
 	}
 	p.in = false
-	if p.prev == nil {
-		e.holders = p.next
-	} else {
-		p.prev.next = p.next
-	}
-	if p.next != nil {
-		p.next.prev = p.prev
-	}
-	p.prev, p.next = nil, nil
 }
 
-func (e *entry) promote(p *Place) {
+func (q *Queue) promote(p *Place) {
+	e := p.entry
+	p.token = q.tokens.Add(1)
 	e.upgrader, e.writer, p.mode = nil, p, driver.Exclusive
 }
 
@@ -460,9 +478,9 @@ func (e *entry) unlink(w *waiter) {
 
 // advance admits whose turn has come.
 func (q *Queue) advance(e *entry) {
-	if w := e.upgrade; w != nil && e.readers == 0 {
+	if w := e.upgrade; w != nil && len(e.sharers) == 0 {
 		e.upgrade = nil
-		e.promote(w.place)
+		q.promote(w.place)
 		w.wake()
 	}
 	for w := e.head; w != nil && e.admissible(w.place); w = e.head {
