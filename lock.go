@@ -161,7 +161,9 @@ func (l *Lock) Release() error {
 	if l.set != nil {
 		return l.releaseSet()
 	}
-	return l.release()
+	err := l.release()
+	runtime.KeepAlive(l) // until then it isn't dropped
+	return err
 }
 
 func (l *Lock) releaseSet() error {

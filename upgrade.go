@@ -27,15 +27,21 @@ func (h *holding) upgrade(ctx context.Context, r *request) error {
 
 func (h *holding) tryUpgrade(ctx context.Context, r *request) error {
 	l := h.locker
-	switch mode, _ := h.place.Kind(); {
-	case mode != driver.Upgradeable && mode != driver.Exclusive:
-		return &reason{"the lock is " + mode.String() + ": acquire it with Upgradeable", []error{errors.ErrUnsupported}}
-	case ctx.Err() != nil:
+	if ctx.Err() != nil {
 		return ended(ctx, false)
 	}
 	done, err := h.beginUpgrade()
 	if err != nil {
 		return err
+	}
+	switch mode, _ := h.place.Kind(); mode {
+	case driver.Upgradeable:
+	case driver.Exclusive:
+		done()
+		return nil
+	default:
+		done()
+		return &reason{"the lock is " + mode.String() + ": acquire it with Upgradeable", []error{errors.ErrUnsupported}}
 	}
 	// The end of the holding ends the wait too.
 	held, cancel := context.WithCancelCause(ctx)
