@@ -27,9 +27,9 @@
 //
 // # Limits
 //
-// To save two thirds of the time of an uncontended lock, a lock that was dropped
-// without Release is noticed only by a Locker that has a Logger or a Trace to
-// report it to. Without, it stays held.
+// A lock that was dropped without Release is noticed only by a Locker that has a
+// Logger or a Trace to report it to: the watching costs several times what the
+// lock does. Without, it stays held.
 package locallock
 
 import (
@@ -48,7 +48,7 @@ func init() {
 	shared := New()
 	distlock.Register("local", func(_ context.Context, u *url.URL) (driver.Backend, error) {
 		if u.Opaque != "" || u.Host != "" || u.User != nil || u.Path != "" || u.RawQuery != "" || u.Fragment != "" {
-			return nil, errors.New(`the URL is just "local:", nothing may follow`)
+			return nil, fmt.Errorf(`%w: the URL is just "local:", nothing may follow`, distlock.ErrBadArgument)
 		}
 		return shared.Share(), nil
 	})
