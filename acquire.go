@@ -318,10 +318,8 @@ func (l *Locker) ask(ctx context.Context, r *request, contended bool, waiting fu
 			pause = min(2*pause, most)
 			left = r.left()
 		}
-		limit := left
-		if limit != driver.Forever {
-			limit += leastAnswer // the backend knows the time, and answers by then
-		}
+		// The backend knows the time, and answers by then.
+		limit := min(left, driver.Forever-leastAnswer) + leastAnswer
 		a, pending, err = l.askOnce(ctx, r, true, limit, q, left, true)
 		if pending != nil || !errors.Is(a.err, driver.ErrHeld) {
 			return a, pending, err
