@@ -1,0 +1,159 @@
+//go:build darwin || dragonfly || freebsd || linux || netbsd || openbsd
+
+package filelock
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"golang.org/x/sys/unix"
+)
+
+// A file is one open description of a regular file: what the system's locks
+// belong to.
+type file struct {
+	fd    int
+	path  string
+	id    fileID
+	links uint64 // when it was opened
+	bytes bool   // single bytes of it are locked too
+}
+
+// fileID tells files apart as long as they are open.
+type fileID struct{ dev, ino uint64 }
+
+// openFile opens a file, without following a link in its place. access is
+// O_RDWR or O_RDONLY.
+func openFile(path string, access int, mode fs.FileMode, create bool) (*file, error) {
+	// O_NONBLOCK keeps the call from waiting for the other end of a FIFO.
+	const always = unix.O_CLOEXEC | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_NOCTTY
+	f := &file{path: path}
+	for {
+		var err error
+		// Without O_CREAT first: Linux denies that to the existing files of others
+		// in directories like /tmp (sysctl fs.protected_regular).
+		f.fd, err = retry(func() (int, error) { return unix.Open(path, access|always, 0) })
+		if err == nil {
+			break
+		}
+		if !create || err != unix.ENOENT {
+			return nil, f.failed("open", err)
+		}
+		perm := uint32(0o666)
+		if mode != 0 {
+			perm = uint32(mode)
+		}
+		f.fd, err = retry(func() (int, error) {
+			return unix.Open(path, access|always|unix.O_CREAT|unix.O_EXCL, perm)
+		})
+		if err == unix.EEXIST {
+			// A link to nowhere also exists, and would do so for ever.
+			var st unix.Stat_t
+			if unix.Lstat(path, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK {
+				return nil, f.failed("open", unix.ELOOP)
+			}
+			continue
+		}
+		if err != nil {
+			return nil, f.failed("create", err)
+		}
+		if mode != 0 {
+			if err := unix.Fchmod(f.fd, perm); err != nil {
+				unix.Close(f.fd)
+				return nil, f.failed("chmod", err)
+			}
+		}
+		break
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(f.fd, &st); err != nil {
+		f.close()
+		return nil, f.failed("stat", err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		f.close()
+		return nil, f.failed("open", errNotRegular)
+	}
+	f.id, f.links = idOf(&st), uint64(st.Nlink)
+	return f, nil
+}
+
+func idOf(st *unix.Stat_t) fileID { return fileID{uint64(st.Dev), uint64(st.Ino)} }
+
+var (
+	errNotRegular = errors.New("not a regular file; remove it, or use another directory")
+	errLinked     = errors.New("the file has a second name elsewhere (hard link), and would be changed there too; remove this name")
+)
+
+// failed wraps what the system said.
+func (f *file) failed(op string, err error) error {
+	err = &fs.PathError{Op: op, Path: f.path, Err: err}
+	advice := ""
+	switch {
+	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.EMLINK):
+		advice = "a symbolic link is in the place of a lock file; remove it, or use a directory where nobody else can put one"
+	case errors.Is(err, unix.EISDIR):
+		advice = "a directory is in the place of a lock file; remove it"
+	case errors.Is(err, unix.EROFS):
+		advice = "lock files must be on a file system that can be written to"
+	case errors.Is(err, unix.EACCES):
+		advice = "users of different accounts need Options.FileMode (mode=0666 in the URL, or 0660 and one group), and a directory that all may write to"
+	case errors.Is(err, unix.EBADF):
+		advice = "the file can't be written to, which this kind of lock needs"
+	case errors.Is(err, unix.ENAMETOOLONG):
+		advice = "the directory's path is too long"
+	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
+		advice = "each lock and each waiter needs an open file; raise the limit"
+	case errors.Is(err, unix.ENOLCK), errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EOPNOTSUPP):
+		advice = "locks don't work on this file system; use another directory"
+	}
+	if advice == "" {
+		return err
+	}
+	return fmt.Errorf("%w: %s", err, advice)
+}
+
+// flock locks the file without waiting, and reports whether it could.
+func (f *file) flock(how int) (bool, error) {
+	_, err := retry(func() (int, error) { return 0, unix.Flock(f.fd, how|unix.LOCK_NB) })
+	switch err {
+	case nil:
+		return true, nil
+	case unix.EWOULDBLOCK:
+		return false, nil
+	}
+	return false, f.failed("flock", err)
+}
+
+// unlock takes the locks off the description, which may live on in a child
+// process for a while.
+func (f *file) unlock() {
+	f.unlockBytes()
+	unix.Flock(f.fd, unix.LOCK_UN)
+}
+
+func (f *file) close() { unix.Close(f.fd) }
+
+// current reports whether the file is still the one of its name.
+func (f *file) current() (bool, error) {
+	var st unix.Stat_t
+	_, err := retry(func() (int, error) { return 0, unix.Lstat(f.path, &st) })
+	if err == unix.ENOENT {
+		return false, nil
+	}
+	if err != nil {
+		return false, f.failed("stat", err)
+	}
+	return idOf(&st) == f.id, nil
+}
+
+// retry calls a system call again as long as a signal interrupts it.
+func retry(call func() (int, error)) (int, error) {
+	for {
+		n, err := call()
+		if err != unix.EINTR {
+			return n, err
+		}
+	}
+}
