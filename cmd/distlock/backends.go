@@ -1,0 +1,14 @@
+package main
+
+import (
+	_ "github.com/distlock-go/distlock/filelock"
+	_ "github.com/distlock-go/distlock/locallock"
+)
+
+// backends are the URLs of the backends that are linked in, for help and
+// completion.
+var backends = []struct{ url, what string }{
+	{"file:", "lock files of this user on this host; the default"},
+	{"file:///var/locks", "lock files in a directory, for all who may write there"},
+	{"local:", "inside this process only: to try things out"},
+}
