@@ -39,6 +39,8 @@ type note struct {
 	mode  driver.Mode
 	since time.Time
 	owner driver.Owner
+
+	rest string // of a line that was read: what describe parses
 }
 
 // fenceFile is an open fence file that nobody else has at the moment.
@@ -176,44 +178,44 @@ func parseLine(line []byte) (n note, ok bool) {
 	if err != nil || uint32(sum) != crc32.ChecksumIEEE([]byte(text[:i])) {
 		return n, false
 	}
-	rest := text[:i]
-	word := func(key string) string {
-		after, found := strings.CutPrefix(rest, key+" ")
-		if !found {
-			return ""
-		}
-		var value string
-		value, rest, _ = strings.Cut(after, " ")
-		return value
-	}
-	quoted := func(key string) string {
-		after, _ := strings.CutPrefix(rest, key+" ")
-		literal, err := strconv.QuotedPrefix(after)
-		if err != nil {
-			return ""
-		}
-		rest = strings.TrimPrefix(after[len(literal):], " ")
-		value, _ := strconv.Unquote(literal)
-		return value
-	}
-	n.token, err = strconv.ParseUint(word("token"), 10, 64)
+	token, rest, _ := strings.Cut(strings.TrimPrefix(text[:i], "token "), " ")
+	n.token, err = strconv.ParseUint(token, 10, 64)
 	if err != nil || n.token == 0 {
 		return n, false
 	}
-	n.boot = word("boot")
-	mode := word("mode")
+	n.boot, n.rest, _ = strings.Cut(strings.TrimPrefix(rest, "boot "), " ")
+	return n, true
+}
+
+// describe returns the note with all that its line tells. What is missing there
+// stays zero.
+func (n note) describe() note {
+	value := func(key string) string {
+		after, ok := strings.CutPrefix(n.rest, key+" ")
+		if !ok {
+			return ""
+		}
+		if literal, err := strconv.QuotedPrefix(after); err == nil {
+			n.rest = strings.TrimPrefix(after[len(literal):], " ")
+			s, _ := strconv.Unquote(literal)
+			return s
+		}
+		var word string
+		word, n.rest, _ = strings.Cut(after, " ")
+		return word
+	}
+	mode := value("mode")
 	for _, m := range []driver.Mode{driver.Exclusive, driver.Shared, driver.Upgradeable, driver.Permit} {
 		if m.String() == mode {
 			n.mode = m
 		}
 	}
-	// What follows is for people; a line of a later version may lack it.
-	n.since, _ = time.Parse(time.RFC3339Nano, word("since"))
-	n.owner.PID, _ = strconv.Atoi(word("pid"))
-	n.owner.Host = quoted("host")
-	n.owner.Program = quoted("program")
-	n.owner.Note = quoted("note")
-	return n, true
+	n.since, _ = time.Parse(time.RFC3339Nano, value("since"))
+	n.owner.PID, _ = strconv.Atoi(value("pid"))
+	n.owner.Host = value("host")
+	n.owner.Program = value("program")
+	n.owner.Note = value("note")
+	return n
 }
 
 // nap sleeps for about a growing pause, or until ctx ends.

@@ -73,10 +73,10 @@ func readNotes(text []byte) []note {
 	if last.token == 0 {
 		return nil
 	}
-	notes := []note{last}
+	notes := []note{last.describe()}
 	other := (1 - slot) * slotSize
 	if n, ok := parseLine(text[min(other, len(text)):min(other+slotSize, len(text))]); ok {
-		notes = append(notes, n)
+		notes = append(notes, n.describe())
 	}
 	return notes
 }

@@ -112,7 +112,6 @@ func (f *file) unlockBytes() {
 	}
 }
 
-
 // probeLine finds out whether byte locks work, and are independent of the lock
 // on the file that one has. Where flock is made of byte locks they aren't.
 func (b *Backend) probeLine(one, two *file) error {

@@ -206,4 +206,3 @@ func (a *attempt) tryPermits(ctx context.Context) error {
 	}
 	return driver.ErrHeld
 }
-
