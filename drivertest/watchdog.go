@@ -1,0 +1,91 @@
+package drivertest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"runtime/pprof"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// label marks the goroutines of a case. They pass it on to those that they
+// start, and so do the backend's.
+const label = "drivertest"
+
+// grace is how long goroutines may take to end after the backends were closed.
+const grace = 2 * time.Second
+
+var runs atomic.Uint64
+
+// execute runs the case in a goroutine of its own, for limit at most, and
+// returns what came of it.
+func (c *clause) execute(tb testing.TB, h *Harness, limit time.Duration) outcome {
+	r := newRecorder(tb, c.name)
+	id := fmt.Sprintf("%s-%d", c.name, runs.Add(1))
+	t := newTrial(r, h)
+	ended := make(chan struct{})
+	go func() {
+		pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), pprof.Labels(label, id)))
+		defer close(ended)
+		defer r.cleanUp()
+		defer r.cancel()
+		defer r.catch()
+		c.run(t)
+	}()
+	watchdog := time.NewTimer(limit)
+	defer watchdog.Stop()
+	select {
+	case <-ended:
+		if !r.Failed() {
+			t.checkGoroutines(id)
+		}
+	case <-watchdog.C:
+		r.record(true, fmt.Sprintf("it hangs: no end after %v. Its goroutines:\n\n%s", limit, strings.Join(goroutines(id), "\n\n")))
+		r.cancel()
+		select {
+		case <-ended:
+		case <-time.After(grace):
+		}
+	}
+	return r.close()
+}
+
+// checkGoroutines fails the case if goroutines that it started are still inside
+// this module, or inside the backend's package.
+func (t *trial) checkGoroutines(id string) {
+	var left []string
+	for deadline := time.Now().Add(grace); ; time.Sleep(10 * time.Millisecond) {
+		left = left[:0]
+		for _, stack := range goroutines(id) {
+			if t.isOurs(stack) {
+				left = append(left, stack)
+			}
+		}
+		if len(left) == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			break
+		}
+	}
+	t.Errorf("goroutines are left %v after the backends were closed:\n\n%s", grace, strings.Join(left, "\n\n"))
+}
+
+// goroutines returns the stacks of the goroutines labelled with id. Those that
+// are at the same place come as one.
+func goroutines(id string) (stacks []string) {
+	var profile bytes.Buffer
+	if err := pprof.Lookup("goroutine").WriteTo(&profile, 1); err != nil {
+		return []string{"no goroutine profile: " + err.Error()}
+	}
+	mark := fmt.Sprintf("{%q:%q}", label, id)
+	for stack := range strings.SplitSeq(profile.String(), "\n\n") {
+		if strings.Contains(stack, mark) {
+			stacks = append(stacks, stack)
+		}
+	}
+	return stacks
+}
