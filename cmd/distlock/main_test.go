@@ -119,7 +119,7 @@ func (l lines) all(t *testing.T) string {
 // process is a distlock, or another program, at work.
 type process struct {
 	*exec.Cmd
-	stdin          io.Closer // unless a modifier gave it one
+	stdin          io.WriteCloser // unless a modifier gave it one
 	stdout, stderr lines
 	exited         chan struct{}
 }

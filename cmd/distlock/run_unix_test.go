@@ -5,6 +5,7 @@ package main
 import (
 	"bufio"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -383,7 +384,7 @@ func TestBrokenStderr(t *testing.T) {
 // Without a terminal a stop is the child's own business: the lock is kept.
 func TestStopWithoutTerminal(t *testing.T) {
 	url := newURL(t)
-	p := start(t, sh(url, "echo $$; while :; do sleep 0.01; echo tick; done"), func(c *exec.Cmd) {
+	p := start(t, sh(url, `echo $$; read line; echo "got <$line>"; exit 3`), func(c *exec.Cmd) {
 		c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	})
 	child := p.stdout.until(t, "")
@@ -400,11 +401,11 @@ func TestStopWithoutTerminal(t *testing.T) {
 	if err := p.Process.Signal(unix.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the child runs", func() bool { return state(t, child) != 'T' })
-	if err := p.Process.Signal(unix.SIGTERM); err != nil {
+	if _, err := io.WriteString(p.stdin, "hello\n"); err != nil {
 		t.Fatal(err)
 	}
-	p.wantCode(t, 128+15)
+	p.stdout.until(t, "got <hello>")
+	p.wantCode(t, 3)
 }
 
 // state returns the state of a process as ps has it: S, R, T for stopped.
@@ -516,7 +517,7 @@ func TestSuperviseLost(t *testing.T) {
 		{"AtOnce", 0, "trap '' TERM; echo ready; while :; do sleep 1000; done", event{exited: true, code: 137, signal: unix.SIGKILL}},
 		{
 			"GrandchildIgnores", 100 * time.Millisecond,
-			"(trap '' TERM; echo ready; while :; do sleep 1000; done) & trap 'exit 6' TERM; while :; do sleep 0.01; done",
+			"trap 'exit 6' TERM; (trap '' TERM; echo ready; while :; do sleep 1000; done) & while :; do sleep 0.01; done",
 			event{exited: true, code: 6},
 		},
 		{

@@ -184,6 +184,7 @@ func TestCtrlZ(t *testing.T) {
 		for range 2 {
 			term.typeIn(t, ctrlZ)
 			term.expect(t, "Stopped")
+			term.expect(t, "\n$ ")
 			term.typeIn(t, "fg\n")
 			term.expect(t, "ready.; while read line")
 			term.typeIn(t, "hello\n")
