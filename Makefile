@@ -30,7 +30,6 @@ test: deps vet
 # The race detector needs cgo, and that a C compiler.
 .PHONY: deps
 deps:
-	@$(GO) mod download
 	@ready() { [ "$$($(GO) env GOOS)" = darwin ] || [ "$$($(GO) env CGO_ENABLED)" = 1 ]; }; \
 	if ready; then exit 0; fi; \
 	if command -v apt-get >/dev/null; then \
