@@ -82,7 +82,7 @@ var exclusion = []clause{
 	}},
 	{name: "P20_thousand_held_at_once", run: func(t *trial) {
 		a, b := t.two()
-		const n = 1000
+		n := t.many(1000)
 		base := t.resource()
 		name := func(i int) string { return fmt.Sprintf("%s/%d", base, i) }
 		var next atomic.Int64
@@ -150,11 +150,11 @@ var exclusion = []clause{
 // oneHolder has many goroutines over several backends take turns, and looks for
 // two that hold at once and for updates that got lost.
 func oneHolder(t *trial) {
-	const workers, turns = 12, 1200
+	const workers = 12
 	backends := []driver.Backend{t.open(), t.open(), t.open()}
 	name := t.resource()
 	var inside, overlaps, counter, left, done atomic.Int64
-	left.Store(turns)
+	left.Store(int64(t.many(1200)))
 	deadline := time.Now().Add(3 * time.Second)
 	t.together(workers, func(i int) {
 		b := backends[i%len(backends)]

@@ -73,6 +73,8 @@ type Harness struct {
 	// ("Restart"), or a case by its name. The suite fails if a function is nil
 	// without a reason, and logs what was left out, and why.
 	Omit map[string]string
+
+	brief bool // the tests of the suite run most cases very often
 }
 
 // functions returns which of the optional functions there are, by name.
@@ -134,6 +136,8 @@ type clause struct {
 	alone bool         // it measures what other cases would disturb, or disturbs them
 	real  bool         // it needs the garbage collector or other processes, and so the real clock
 	run   func(t *trial)
+
+	distlock bool // it goes through package distlock
 }
 
 // missing returns why the case can't be run, or "".

@@ -402,11 +402,11 @@ func (t *trial) startUpgrade(g driver.Grant, wait time.Duration) <-chan error {
 // permitsInUse has many goroutines take permits, and counts how many are in use
 // at once.
 func permitsInUse(t *trial) {
-	const limit, workers, turns = 3, 9, 300
+	const limit, workers = 3, 9
 	backends := []driver.Backend{t.open(), t.open()}
 	name := t.resource()
 	var inUse, most, left atomic.Int64
-	left.Store(turns)
+	left.Store(int64(t.many(300)))
 	deadline := time.Now().Add(2 * time.Second)
 	t.together(workers, func(i int) {
 		b := backends[i%len(backends)]

@@ -3,8 +3,11 @@ package drivertest
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/distlock-go/distlock/driver"
 )
@@ -46,7 +49,7 @@ var names = []clause{
 	}},
 	{name: "P17_S36_a_thousand_names_are_distinct", run: func(t *trial) {
 		base := t.resource()
-		all := make([]string, 1000)
+		all := make([]string, t.many(1000))
 		for i := range all {
 			all[i] = fmt.Sprintf("%s%d", base, i)
 		}
@@ -57,13 +60,11 @@ var names = []clause{
 		t.Logf("seed %d", seed)
 		random := rand.New(rand.NewPCG(seed, 0))
 		known := make(map[string]bool)
-		var all []string
-		for len(all) < 300 {
-			if s := randomName(random); !known[s] {
-				known[s] = true
-				all = append(all, s)
-			}
+		for range t.many(150) {
+			s := randomName(random)
+			known[s], known[twin(random, s)] = true, true
 		}
+		all := slices.Collect(maps.Keys(known))
 		areDistinct(t, all)
 	}},
 	{name: "P17_name_means_the_same_to_all_backends", run: func(t *trial) {
@@ -93,7 +94,7 @@ func areDistinct(t *trial, names []string) {
 		g, err := t.try(b, r)
 		switch {
 		case errors.Is(err, driver.ErrHeld):
-			t.Errorf("%q is the same lock as %q", s, t.twin(b, prefix+s, held))
+			t.Errorf("%q is the same lock as %q", s, t.aliasOf(b, prefix+s, held))
 		case err != nil:
 			t.Errorf("%q can't be locked: %v", s, err)
 		default:
@@ -106,9 +107,9 @@ func areDistinct(t *trial, names []string) {
 	}
 }
 
-// twin finds out which of the names is the one that keeps resource from being
-// granted.
-func (t *trial) twin(b driver.Backend, resource string, held map[string]driver.Grant) string {
+// aliasOf finds out which of the names is the one that keeps resource from
+// being granted.
+func (t *trial) aliasOf(b driver.Backend, resource string, held map[string]driver.Grant) string {
 	for s, g := range held {
 		t.drop(g)
 		t.releaseErr(g)
@@ -117,6 +118,18 @@ func (t *trial) twin(b driver.Backend, resource string, held map[string]driver.G
 		}
 	}
 	return "?"
+}
+
+// twin returns a name that differs from s in one bit of one character.
+func twin(random *rand.Rand, s string) string {
+	runes := []rune(s)
+	for {
+		i, r := random.IntN(len(runes)), rune(1)<<random.IntN(20)
+		if r ^= runes[i]; utf8.ValidRune(r) {
+			runes[i] = r
+			return string(runes)
+		}
+	}
 }
 
 // randomName returns valid UTF-8 of any planes, and of lengths around those at

@@ -25,16 +25,13 @@ type session struct {
 // session returns what a grant shall hang on. The caller holds store.mu.
 func (m *memory) session(r driver.Request) *session {
 	s := m.store
-	if !s.leases && m.connection != nil && (!m.connection.dead || s.is("a lost connection is used on")) && !s.is("a connection for each grant") {
+	if !s.leases && m.connection != nil && !m.connection.dead {
 		return m.connection
 	}
 	c := &session{memory: m, lost: make(chan struct{})}
 	if s.leases {
 		c.ttl = r.TTL
 		c.expires = time.Now().Add(r.TTL)
-	}
-	if s.is("loss is reported from the start") {
-		close(c.lost)
 	}
 	m.connection = c
 	s.sessions[c] = true
@@ -111,6 +108,11 @@ func (c *session) Lease() driver.Lease {
 func (c *session) Lost() <-chan struct{} {
 	if c.ttl > 0 || c.memory.store.is("the session is never looked at") {
 		return nil
+	}
+	if c.memory.store.is("loss is reported from the start") {
+		closed := make(chan struct{})
+		close(closed)
+		return closed
 	}
 	return c.lost
 }
@@ -216,7 +218,9 @@ func (h *hold) Release(ctx context.Context) error {
 		return ctx.Err()
 	}
 	if s.is("a failed release breaks the backend") && ctx.Err() != nil {
-		h.memory.broken = true
+		s.mu.Lock()
+		h.memory.broken = driver.ErrHeld
+		s.mu.Unlock()
 	}
 	if err := h.memory.travel(ctx); err != nil {
 		return err
@@ -265,6 +269,11 @@ func (h *hold) release() error {
 	}
 	r.released = true
 	switch {
+	case s.is("a released name is spoilt"):
+		h.memory.spoilt = r.request.Resource
+	case s.is("releases do nothing"),
+		s.is("released permits are lost") && r.mode == driver.Permit:
+		return nil
 	case s.is("release frees later"):
 		time.AfterFunc(100*time.Millisecond, func() {
 			s.mu.Lock()
@@ -283,7 +292,11 @@ func (h *hold) release() error {
 		}
 	}
 	s.remove(r)
-	if r.session.ttl > 0 && !s.is("renewal revives the released") && !s.is("renewals read, then write") {
+	if r.session.ttl == 0 {
+		r.session.records = slices.DeleteFunc(r.session.records, func(other *record) bool { return other == r })
+		return nil
+	}
+	if !s.is("renewal revives the released") && !s.is("renewals read, then write") {
 		delete(s.sessions, r.session)
 		r.session.dead = true
 	}
@@ -317,16 +330,6 @@ func (h *hold) Upgrade(ctx context.Context, wait time.Duration) (uint64, error) 
 		defer timer.Stop()
 		over = timer.C
 	}
-	if s.is("upgrade lets go and takes again") {
-		s.mu.Lock()
-		s.remove(r)
-		s.mu.Unlock()
-		time.Sleep(time.Millisecond)
-		s.mu.Lock()
-		e := s.entry(r.key, false)
-		e.records = append(e.records, r)
-		s.mu.Unlock()
-	}
 	for {
 		s.mu.Lock()
 		s.expire()
@@ -337,6 +340,14 @@ func (h *hold) Upgrade(ctx context.Context, wait time.Duration) (uint64, error) 
 			return 0, driver.ErrLost
 		case len(e.records) == 1 || s.is("upgrade doesn't wait for readers"):
 			e.upgrading = nil
+			if s.is("upgrade lets go and takes again") {
+				s.remove(r)
+				s.mu.Unlock()
+				time.Sleep(time.Millisecond)
+				s.mu.Lock()
+				e = s.entry(r.key, false)
+				e.records = append(e.records, r)
+			}
 			r.mode = driver.Exclusive
 			if !s.is("upgrade keeps the token") {
 				s.tokens++

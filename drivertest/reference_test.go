@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/crc32"
+	"hash/fnv"
 	"slices"
 	"strings"
 	"sync"
@@ -151,8 +151,10 @@ func (s *store) key(b *memory, name string) string {
 		if r := []rune(name); len(name) > 3*len(r)/2 && len(r) > 60 {
 			return string(r[:60])
 		}
-	case "names hashed to 16 bits":
-		return fmt.Sprint(crc32.ChecksumIEEE([]byte(name)) & 0xffff)
+	case "names hashed to 14 bits":
+		h := fnv.New32a()
+		h.Write([]byte(name))
+		return fmt.Sprint(h.Sum32() & 0x3fff)
 	case "names are Latin-1":
 		return strings.Map(func(r rune) rune { return r & 0xff }, name)
 	case "names differ by backend":
@@ -163,16 +165,20 @@ func (s *store) key(b *memory, name string) string {
 	return name
 }
 
-// entry returns the state of the request's resource. The caller holds s.mu.
-func (s *store) entry(key string, permit bool) *entry {
-	table := s.locks
+// table returns where the state of the resource is, and under which key.
+func (s *store) table(key string, permit bool) (map[string]*entry, string) {
 	switch {
-	case permit && !s.is("semaphores share the locks' names"):
-		table = s.permits
-		if s.is("permits are locks of derived names") {
-			table, key = s.locks, key+".permit-0"
-		}
+	case !permit || s.is("semaphores share the locks' names"):
+		return s.locks, key
+	case s.is("permits are locks of derived names"):
+		return s.locks, key + ".permit-0"
 	}
+	return s.permits, key
+}
+
+// entry returns the state of the resource. The caller holds s.mu.
+func (s *store) entry(key string, permit bool) *entry {
+	table, key := s.table(key, permit)
 	e := table[key]
 	if e == nil {
 		e = &entry{}
@@ -198,6 +204,16 @@ func (s *store) remove(r *record) {
 		e.records = nil
 	}
 	s.wake(e)
+	s.forget(r.key, r.mode == driver.Permit)
+}
+
+// forget takes the entry out of the table if there is nothing in it. The caller
+// holds s.mu.
+func (s *store) forget(key string, permit bool) {
+	table, key := s.table(key, permit)
+	if e := table[key]; e != nil && len(e.records) == 0 && len(e.waiters) == 0 && e.tokens == 0 && !s.is("names are never forgotten") {
+		delete(table, key)
+	}
 }
 
 // wake makes all who wait for the entry look again. The caller holds s.mu.
@@ -208,28 +224,39 @@ func (s *store) wake(e *entry) {
 			return
 		}
 	}
+	gone := slices.DeleteFunc(slices.Clone(e.waiters), func(p *parked) bool { return !p.gone })
 	for i, p := range e.waiters {
+		if p.gone {
+			continue
+		}
 		close(p.ready)
 		if s.is("one of the waiting readers is woken") {
 			e.waiters = e.waiters[i+1:]
 			return
 		}
 	}
-	e.waiters = nil
+	e.waiters = gone // none, but for a defect
 }
 
 // expire ends the leases that have run out. The caller holds s.mu.
 func (s *store) expire() {
 	now := time.Now()
 	for c := range s.sessions {
-		expires := c.expires
-		if s.is("leases end early") {
-			expires = expires.Add(-c.ttl / 2)
-		}
-		if c.ttl > 0 && now.After(expires) && !s.is("leases never end") {
+		if c.ttl > 0 && now.After(c.end()) {
 			c.die()
 		}
 	}
+}
+
+// end returns when the lease runs out.
+func (c *session) end() time.Time {
+	switch c.memory.store.defect {
+	case "leases end early":
+		return c.expires.Add(-c.ttl / 2)
+	case "leases never end":
+		return c.expires.Add(time.Hour)
+	}
+	return c.expires
 }
 
 // conflicts reports whether the entry's holders exclude the request. The caller
@@ -290,7 +317,8 @@ type memory struct {
 	closed bool
 
 	connection *session // guarded by store.mu; nil, or shared by all grants
-	broken     bool     // what a defect made unusable
+	broken     error    // guarded by store.mu; why a defect made it unusable
+	spoilt     string   // the same for one name
 	tokens     uint64
 }
 
@@ -347,18 +375,22 @@ func (m *memory) answer(ctx context.Context) error {
 	return m.travel(ctx)
 }
 
+// leave adds to what Harness.Resources counts.
+func (s *store) leave(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.leftover += n
+}
+
 var errStore = errors.New("the store is not well")
 
 func (m *memory) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	g, err := m.acquire(ctx, r)
 	s := m.store
 	if err != nil && g.Hold == nil {
-		s.mu.Lock()
-		s.leftover++
-		if !s.is("failed tries leave something behind") {
-			s.leftover--
+		if s.is("failed tries leave something behind") {
+			s.leave(1)
 		}
-		s.mu.Unlock()
 		if s.is("failed tries leave a goroutine") {
 			go func() { <-s.end }()
 		}
@@ -394,6 +426,7 @@ func (m *memory) acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 	case s.is("passed deadline is ignored") && errors.Is(err, context.DeadlineExceeded):
 		ctx = context.WithoutCancel(ctx)
 	case s.is("done context leaves a grant"):
+		r.Owner.ID = driver.ID{}
 		m.grant(r)
 		return driver.Grant{}, err
 	default:
@@ -410,6 +443,18 @@ func (m *memory) acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 			return driver.Grant{}, errStore
 		}
 		return driver.Grant{}, fmt.Errorf("%w: mode %v", errors.ErrUnsupported, r.Mode)
+	}
+	s.mu.Lock()
+	broken := m.broken
+	if s.is("a released name is spoilt") && m.spoilt == r.Resource {
+		broken = driver.ErrHeld
+	}
+	if c := m.connection; c != nil && c.dead && s.is("a lost connection is used on") {
+		broken = errStore
+	}
+	s.mu.Unlock()
+	if broken != nil {
+		return driver.Grant{}, broken
 	}
 	if s.is("racy") {
 		s.mu.Lock()
@@ -437,6 +482,9 @@ func (m *memory) acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 		return driver.Grant{}, err
 	}
 	if err := m.answer(ctx); err != nil {
+		if s.is("a mute store is ErrHeld") {
+			return driver.Grant{}, driver.ErrHeld
+		}
 		if s.is("lost answer is kept") {
 			g.Hold.(*hold).record.request.Owner.ID = driver.ID{}
 		}
@@ -507,19 +555,17 @@ func (s *store) nextToken(m *memory, e *entry, mode driver.Mode) uint64 {
 	case "token restarts after release":
 		e.tokens++
 		return e.tokens
-	case "token restarts when nobody is connected":
-		n := 0
-		for c := range s.sessions {
-			if len(c.records) > 0 {
-				n++
-			}
-		}
 	case "tokens counted by backend":
 		m.tokens++
 		return m.tokens
 	case "readers have one token":
 		if mode == driver.Shared {
 			return max(1, s.tokens)
+		}
+	case "shared tokens are apart":
+		if mode == driver.Shared {
+			e.tokens++
+			return e.tokens
 		}
 	case "upgradeable tokens are apart":
 		if mode == driver.Upgradeable {
@@ -542,6 +588,8 @@ func (m *memory) await(ctx context.Context, r driver.Request) (driver.Grant, err
 	switch {
 	case wait > 0 && wait < driver.Forever && s.is("waits are rounded up to seconds"):
 		wait = (wait + time.Second - 1).Truncate(time.Second)
+	case wait > 0 && wait < driver.Forever && s.is("waits last twice as long"):
+		wait *= 2
 	case wait > 0 && wait < time.Millisecond && s.is("waits below a millisecond last for ever"):
 		wait = driver.Forever
 	case wait > 0 && wait < time.Second && s.is("waits below a second are refused"),
@@ -560,18 +608,25 @@ func (m *memory) await(ctx context.Context, r driver.Request) (driver.Grant, err
 	if s.is("gives up by itself after a second") {
 		own = time.After(time.Second)
 	}
+	token := uint64(0)
+	if s.is("token is drawn before the grant") {
+		s.mu.Lock()
+		s.tokens++
+		token = s.tokens
+		s.mu.Unlock()
+	}
+	if wait > 0 && s.is("waiting takes connections") {
+		s.leave(50)
+		defer s.leave(-50)
+	}
 	for {
-		token := uint64(0)
-		if s.is("token is drawn before the grant") {
-			s.mu.Lock()
-			s.tokens++
-			token = s.tokens
-			s.mu.Unlock()
-		}
 		g, ok := m.grant(r)
 		if ok {
 			if token != 0 {
 				g.Token = token
+				s.mu.Lock()
+				g.Hold.(*hold).record.token = token
+				s.mu.Unlock()
 			}
 			return g, nil
 		}
@@ -607,9 +662,7 @@ func (m *memory) await(ctx context.Context, r driver.Request) (driver.Grant, err
 			m.unpark(r, p)
 			return driver.Grant{}, errStore
 		case <-done:
-			if !s.is("queue counts those who gave up") {
-				m.unpark(r, p)
-			}
+			m.unpark(r, p)
 			if s.is("cancelled wait is granted later") {
 				go m.linger(r)
 			}
@@ -653,7 +706,7 @@ func (m *memory) park(r driver.Request) (p *parked, next time.Duration) {
 	}
 	for _, have := range e.records {
 		if have.session.ttl > 0 {
-			if left := time.Until(have.session.expires) + time.Millisecond; next == 0 || left < next {
+			if left := time.Until(have.session.end()) + time.Millisecond; next == 0 || left < next {
 				next = max(left, time.Millisecond)
 			}
 		}
@@ -665,12 +718,13 @@ func (m *memory) unpark(r driver.Request, p *parked) {
 	s := m.store
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.is("cancelled waiter swallows the wake-up") {
+	if s.is("cancelled waiter swallows the wake-up") || s.is("queue counts those who gave up") {
 		p.gone = true
 		return
 	}
 	e := s.entry(s.key(m, r.Resource), r.Mode == driver.Permit)
 	e.waiters = slices.DeleteFunc(e.waiters, func(q *parked) bool { return q == p })
+	s.forget(s.key(m, r.Resource), r.Mode == driver.Permit)
 }
 
 func (m *memory) Close() error {

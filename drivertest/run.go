@@ -16,7 +16,7 @@ const abreast = 8
 
 // cases returns the whole suite.
 func cases() []clause {
-	return slices.Concat(exclusion, waiting, releasing, sessions, tokens, names, modes, undoing, silence, inspecting)
+	return slices.Concat(exclusion, waiting, releasing, sessions, tokens, names, modes, undoing, silence, inspecting, lockers, processes)
 }
 
 // Run runs the suite against the backend that h opens: a subtest for each
@@ -40,48 +40,81 @@ func Run(t *testing.T, h Harness) {
 	if err := b.Close(); err != nil {
 		t.Fatalf("Close of a backend that wasn't used: %v", err)
 	}
-	limit := time.Minute + 6*h.ttl(info)
 
-	var mu sync.Mutex
-	leftOut := make(map[string][]string)
-	leaveOut := func(reason, name string) {
-		mu.Lock()
-		defer mu.Unlock()
-		leftOut[reason] = append(leftOut[reason], name)
+	r := &running{t: t, h: &h, limit: time.Minute + 6*h.ttl(info), leftOut: make(map[string][]string)}
+	var atDriver, throughDistlock []clause
+	for _, c := range all {
+		switch reason := c.missing(&h, info); {
+		case reason != "":
+			r.leaveOut(reason, c.name)
+		case c.distlock:
+			throughDistlock = append(throughDistlock, c)
+		default:
+			atDriver = append(atDriver, c)
+		}
 	}
-	run := func(c clause) {
-		t.Run(c.name, func(t *testing.T) {
-			o := c.execute(t, &h, limit)
-			if o.skipped != "" {
-				leaveOut(o.skipped, c.name)
-			}
-			o.report(t)
-		})
+	r.run(atDriver)
+	if r.foundationFailed {
+		t.Errorf("without %s there is no use in going on", foundation)
+	} else {
+		r.run(throughDistlock)
 	}
+	if len(r.leftOut) > 0 {
+		t.Log(summary(r.leftOut))
+	}
+}
+
+// running is the suite in progress.
+type running struct {
+	t     *testing.T
+	h     *Harness
+	limit time.Duration
+
+	mu               sync.Mutex
+	leftOut          map[string][]string // reason to cases
+	foundationFailed bool
+}
+
+func (r *running) leaveOut(reason, name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.leftOut[reason] = append(r.leftOut[reason], name)
+}
+
+// run runs the cases as subtests: first those that may run side by side.
+func (r *running) run(cases []clause) {
 	var together sync.WaitGroup
 	slots := make(chan struct{}, abreast)
-	for _, c := range all {
-		reason := c.missing(&h, info)
-		switch {
-		case reason != "":
-			leaveOut(reason, c.name)
-		case !c.alone:
+	for _, c := range cases {
+		if !c.alone {
 			together.Go(func() {
 				slots <- struct{}{}
 				defer func() { <-slots }()
-				run(c)
+				r.runOne(c)
 			})
 		}
 	}
 	together.Wait()
-	for _, c := range all {
-		if c.alone && c.missing(&h, info) == "" {
-			run(c)
+	for _, c := range cases {
+		if c.alone {
+			r.runOne(c)
 		}
 	}
-	if len(leftOut) > 0 {
-		t.Log(summary(leftOut))
-	}
+}
+
+func (r *running) runOne(c clause) {
+	r.t.Run(c.name, func(t *testing.T) {
+		o := c.execute(t, r.h, r.limit)
+		if o.skipped != "" {
+			r.leaveOut(o.skipped, c.name)
+		}
+		if o.failed && c.name == foundation {
+			r.mu.Lock()
+			r.foundationFailed = true
+			r.mu.Unlock()
+		}
+		o.report(t)
+	})
 }
 
 // summary says what was left out, the largest part first.

@@ -174,7 +174,7 @@ var sessions = []clause{
 	{name: "P12_S20_renew_beside_release_brings_nothing_back", run: func(t *trial) {
 		a, b := t.two()
 		name := t.resource()
-		for range 50 {
+		for range t.many(50) {
 			g := t.get(a, t.request(a, name, driver.Exclusive))
 			if g.Session == nil {
 				t.Skip("the backend's grants have no session")

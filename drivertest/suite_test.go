@@ -1,61 +1,94 @@
 package drivertest
 
 import (
-	"flag"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 )
 
-var flavours = map[string]bool{"leases": true, "connections": false}
-
-// The reference passes the suite.
+// The reference passes the suite, in both flavours.
 func TestReference(t *testing.T) {
-	for name, leases := range flavours {
+	for name, leases := range map[string]bool{"leases": true, "connections": false} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			for c, o := range runOn(t, cases(), "", leases) {
-				if o.failed {
-					t.Errorf("%s:\n%s", c, text(o))
+			var real []clause
+			for _, c := range cases() {
+				if c.real {
+					real = append(real, c)
 				}
 			}
+			expect(t, run(t, real, "", leases, true))
+			t.Run("bubble", func(t *testing.T) {
+				t.Parallel()
+				expect(t, run(t, faked(), "", leases, true))
+			})
 		})
 	}
 }
 
-var _ = flag.Bool
-
-// runOn runs the cases on the reference with a defect, on a clock that doesn't
-// make anybody wait.
-func runOn(t *testing.T, cases []clause, defect string, leases bool) map[string]outcome {
-	outcomes := make(map[string]outcome)
-	for _, c := range cases {
-		bubble := func(t *testing.T) {
-			s := newStore(defect, leases)
-			if !c.real {
-				s.latency = 100 * time.Microsecond
-			}
-			h := s.harness()
-			defer func() {
-				close(s.end)
-				if !c.real {
-					time.Sleep(time.Hour) // the clock stops when this goroutine ends
-				}
-			}()
-			if reason := c.missing(h, (&memory{store: s}).Info()); reason != "" {
-				outcomes[c.name] = outcome{skipped: reason}
-				return
-			}
-			outcomes[c.name] = c.execute(t, h, time.Minute)
-		}
-		if c.real {
-			bubble(t)
-		} else {
-			synctest.Test(t, bubble)
+// expect fails the test for each case that failed.
+func expect(t *testing.T, outcomes map[string]outcome) {
+	t.Helper()
+	for c, o := range outcomes {
+		if o.failed {
+			t.Errorf("%s:\n%s", c, text(o))
 		}
 	}
+}
+
+// faked returns the cases that can run on a clock that makes nobody wait.
+func faked() []clause {
+	return slices.DeleteFunc(cases(), func(c clause) bool { return c.real })
+}
+
+// run runs the cases on the reference with a defect. Those that need the real
+// clock run at once.
+func run(t *testing.T, cases []clause, defect string, leases, fully bool) map[string]outcome {
+	var mu sync.Mutex
+	outcomes := make(map[string]outcome)
+	var together sync.WaitGroup
+	for _, c := range cases {
+		if c.distlock && outcomes[foundation].failed {
+			continue
+		}
+		try := func(t *testing.T) {
+			s := newStore(defect, leases)
+			h := s.harness()
+			h.brief = !fully
+			if c.real {
+				h.TTL = 1500 * time.Millisecond
+				address := s.listen(t)
+				h.Process = func(testing.TB) []string { return []string{addressVariable + "=" + address} }
+				delete(h.Omit, "Process")
+			} else {
+				s.latency = 100 * time.Microsecond
+			}
+			o := outcome{skipped: c.missing(h, (&memory{store: s}).Info())}
+			if o.skipped == "" {
+				o = c.execute(t, h, time.Minute)
+			}
+			close(s.end)
+			if !c.real {
+				time.Sleep(time.Hour) // the clock stops when this goroutine ends
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			outcomes[c.name] = o
+		}
+		switch {
+		case !c.real:
+			synctest.Test(t, try)
+		case c.alone:
+			try(t)
+		default:
+			together.Go(func() { try(t) })
+		}
+	}
+	together.Wait()
 	return outcomes
 }
 
@@ -65,4 +98,9 @@ func text(o outcome) string {
 		fmt.Fprintln(&b, n.text)
 	}
 	return b.String()
+}
+
+func failures(outcomes map[string]outcome) []string {
+	maps.DeleteFunc(outcomes, func(_ string, o outcome) bool { return !o.failed })
+	return slices.Sorted(maps.Keys(outcomes))
 }

@@ -156,10 +156,9 @@ var tokens = []clause{
 	{name: "P14_token_order_is_holding_order", needs: "tokens", run: func(t *trial) {
 		backends := []driver.Backend{t.open(), t.open()}
 		name := t.resource()
-		const turns = 400
 		var last atomic.Uint64
 		var left atomic.Int64
-		left.Store(turns)
+		left.Store(int64(t.many(400)))
 		deadline := time.Now().Add(2 * time.Second)
 		t.together(8, func(i int) {
 			b := backends[i%len(backends)]

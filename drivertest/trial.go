@@ -90,6 +90,14 @@ func (t *trial) openUnclosed() driver.Backend {
 	return b
 }
 
+// many returns how often to do what is to be done n times.
+func (t *trial) many(n int) int {
+	if t.h.brief {
+		return n/20 + 1
+	}
+	return n
+}
+
 // two returns two backends on the store.
 func (t *trial) two() (a, b driver.Backend) {
 	t.Helper()
@@ -431,9 +439,9 @@ type waiter struct {
 	done    chan struct{}
 	grant   driver.Grant
 	err     error
-	since    time.Time // the first question
-	asked    time.Time // the last one
-	answer   time.Time // of the last one
+	since   time.Time // the first question
+	asked   time.Time // the last one
+	answer  time.Time // of the last one
 }
 
 // wait starts to wait for what somebody else has, and returns when it is known

@@ -266,7 +266,7 @@ func releaseWakes(t *trial, a, b driver.Backend) {
 // cancelAtAnyPoint cancels acquires after delays from none to a little more
 // than they take: while another holds, and while nobody does.
 func cancelAtAnyPoint(t *trial) {
-	const points = 50
+	points := t.many(50)
 	a, b := t.two()
 	witness := t.open()
 	name := t.resource()
@@ -278,7 +278,7 @@ func cancelAtAnyPoint(t *trial) {
 		if i%2 == 0 {
 			g = t.hold(a, name)
 		}
-		delay := time.Duration(i) * most / (points - 10)
+		delay := most * time.Duration(5*i) / time.Duration(4*points)
 		w := t.start(b, t.request(b, name, driver.Exclusive), driver.Forever)
 		if i > 0 {
 			time.Sleep(delay/2 + rand.N(delay/2+1))
@@ -293,7 +293,7 @@ func cancelAtAnyPoint(t *trial) {
 
 // failedTries fails a thousand times in three ways.
 func failedTries(t *trial) {
-	const tries = 1000
+	tries := t.many(1000)
 	a, b := t.two()
 	name := t.resource()
 	g := t.hold(a, name)

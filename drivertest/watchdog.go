@@ -57,7 +57,9 @@ func (c *clause) execute(tb testing.TB, h *Harness, limit time.Duration) outcome
 // this module, or inside the backend's package.
 func (t *trial) checkGoroutines(id string) {
 	var left []string
-	for deadline := time.Now().Add(grace); ; time.Sleep(10 * time.Millisecond) {
+	pause := time.Millisecond
+	for deadline := time.Now().Add(grace); ; time.Sleep(pause) {
+		pause *= 2
 		left = left[:0]
 		for _, stack := range goroutines(id) {
 			if t.isOurs(stack) {
