@@ -94,7 +94,8 @@ var lockers = throughDistlock([]clause{
 		cancel()
 		waits.answered(prompt, "after its context was canceled")
 		t.unlock(l)
-		t.unlock(t.lockWithin(prompt, t.locker(nil), name, "after its holder released and its waiter gave up"))
+		witness := t.open()
+		t.staysFree(prompt, witness, t.request(witness, name, driver.Exclusive), "after its holder released and its waiter gave up")
 	}},
 	{name: "P07_S01_locker_lost_answer_leaves_nothing", needs: "Mute", run: func(t *trial) {
 		backend := t.openUnclosed()

@@ -256,7 +256,7 @@ var processes = throughDistlock([]clause{
 		p.kill()
 		t.release(g)
 		bound := t.h.lossBound() + t.h.ttl(b.Info())
-		t.freeWithin(bound, b, t.request(b, name, driver.Exclusive), "after its holder released and its waiter's process was killed")
+		t.staysFree(bound, b, t.request(b, name, driver.Exclusive), "after its holder released and its waiter's process was killed")
 	}},
 	{name: "P11_S23_stopped_holder_keeps_it", needs: "Process", real: true, run: func(t *trial) {
 		b := t.open()

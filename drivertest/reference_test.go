@@ -2,9 +2,9 @@ package drivertest
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"slices"
 	"strings"
 	"sync"
@@ -152,9 +152,8 @@ func (s *store) key(b *memory, name string) string {
 			return string(r[:60])
 		}
 	case "names hashed to 14 bits":
-		h := fnv.New32a()
-		h.Write([]byte(name))
-		return fmt.Sprint(h.Sum32() & 0x3fff)
+		sum := sha256.Sum256([]byte(name))
+		return fmt.Sprint(sum[0], sum[1]&0x3f)
 	case "names are Latin-1":
 		return strings.Map(func(r rune) rune { return r & 0xff }, name)
 	case "names differ by backend":
@@ -365,6 +364,9 @@ func (m *memory) answer(ctx context.Context) error {
 				}
 				return context.DeadlineExceeded
 			}
+			if m.store.is("a mute store is ErrHeld") {
+				return driver.ErrHeld
+			}
 			select {
 			case <-muted:
 			case <-ctx.Done():
@@ -482,9 +484,6 @@ func (m *memory) acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 		return driver.Grant{}, err
 	}
 	if err := m.answer(ctx); err != nil {
-		if s.is("a mute store is ErrHeld") {
-			return driver.Grant{}, driver.ErrHeld
-		}
 		if s.is("lost answer is kept") {
 			g.Hold.(*hold).record.request.Owner.ID = driver.ID{}
 		}

@@ -55,14 +55,30 @@ func (s *store) serve(conn net.Conn) {
 	if s.is("a silent connection is cut") {
 		go v.watch(disconnected)
 	}
-	server.ServeConn(conn)
+	server.ServeConn(&line{conn, func() {
+		if !s.is("waiters outlive their process") {
+			v.cancel()
+		}
+	}})
 	close(disconnected)
-	if !s.is("waiters outlive their process") {
-		v.cancel()
-	}
 	if !s.is("the dead keep what they had") && !s.is("waiters outlive their process") {
 		v.memory.Close()
 	}
+}
+
+// line is a connection that notices the end of the other side before all calls
+// are answered.
+type line struct {
+	net.Conn
+	hungUp func()
+}
+
+func (l *line) Read(b []byte) (int, error) {
+	n, err := l.Conn.Read(b)
+	if err != nil {
+		l.hungUp()
+	}
+	return n, err
 }
 
 type served struct {

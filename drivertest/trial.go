@@ -311,6 +311,16 @@ func (t *trial) freeWithin(bound time.Duration, witness driver.Backend, r driver
 	t.releaseErr(g)
 }
 
+// staysFree fails the case if the resource isn't free within the bound each time
+// that it is asked for: a ghost may be late.
+func (t *trial) staysFree(bound time.Duration, witness driver.Backend, r driver.Request, why string) {
+	t.Helper()
+	for range 5 {
+		t.freeWithin(bound, witness, r, why)
+		time.Sleep(settled)
+	}
+}
+
 func describe(r driver.Request) string {
 	name := r.Resource
 	if len(name) > 100 {

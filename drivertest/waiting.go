@@ -148,7 +148,7 @@ var waiting = []clause{
 		w.giveUp(prompt)
 		t.release(g)
 		witness := t.open()
-		t.freeWithin(prompt, witness, t.request(witness, name, driver.Exclusive), "after its holder released and its waiter gave up")
+		t.staysFree(prompt, witness, t.request(witness, name, driver.Exclusive), "after its holder released and its waiter gave up")
 	}},
 	{name: "P07_S06_ended_wait_is_granted_nothing", run: func(t *trial) {
 		a, b := t.two()
@@ -160,7 +160,7 @@ var waiting = []clause{
 		t.undo(b, r, w.err)
 		t.release(g)
 		witness := t.open()
-		t.freeWithin(prompt, witness, t.request(witness, name, driver.Exclusive), "after its holder released and its waiter's time was over")
+		t.staysFree(prompt, witness, t.request(witness, name, driver.Exclusive), "after its holder released and its waiter's time was over")
 	}},
 	{name: "P07_S10_cancel_at_any_point_leaves_nothing", run: cancelAtAnyPoint},
 	{name: "P07_S07_failed_tries_cost_nothing", needs: "Resources", alone: true, run: failedTries},
