@@ -43,20 +43,20 @@ func listen(ch chan<- os.Signal, signals []os.Signal) {
 type child struct {
 	pid     int // and process group
 	events  chan event
-	signals chan<- os.Signal
 	tty     int  // -1 if there is no terminal
 	hasTTY  bool // the terminal is the child's
 	stopped bool
 
-	// notSuspended fires if we didn't stop when the child did.
-	notSuspended <-chan time.Time
+	// While we are suspended or about to be: ticks when we aren't.
+	ticks  *time.Ticker
+	ticked int
 }
 
 // startChild starts a program with our standard files and whatever others were
-// left open for it. signals is where ours arrive.
+// left open for it.
 //
 // The calling goroutine must live as long as the child.
-func startChild(path string, argv, env []string, signals chan<- os.Signal) (*child, error) {
+func startChild(path string, argv, env []string) (*child, error) {
 	// The kernel counts the death of the thread that started the child as that of
 	// its parent.
 	runtime.LockOSThread()
@@ -75,7 +75,8 @@ func startChild(path string, argv, env []string, signals chan<- os.Signal) (*chi
 	if err != nil {
 		return nil, err
 	}
-	c := &child{pid: pid, events: make(chan event), signals: signals, tty: -1}
+	c := &child{pid: pid, events: make(chan event), tty: -1, ticks: time.NewTicker(time.Hour)}
+	c.ticks.Stop()
 	if tty, err := unix.Open("/dev/tty", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0); err == nil {
 		c.tty = tty
 		// Not before the child exists: it would ignore it too. From here on the
@@ -151,25 +152,30 @@ func (c *child) changed(e event) {
 
 // suspend stops us, and all of our process group, as the terminal would have
 // if the child had stayed there: other parts of a pipeline, the script that
-// called us.
+// called us. All get one signal at one time, since the shell may continue us as
+// soon as it sees the others stopped. It is SIGTTIN as we don't catch that.
 func (c *child) suspend(s os.Signal) {
 	c.takeTTY()
-	// The runtime doesn't let go of SIGTSTP once it has caught it. SIGTTIN, which
-	// it never has, does the same.
-	signal.Ignore(unix.SIGTSTP)
-	_ = unix.Kill(0, unix.SIGTSTP)
-	_ = unix.Kill(unix.Getpid(), unix.SIGTTIN)
+	_ = unix.Kill(0, unix.SIGTTIN)
 	if s != unix.SIGSTOP {
-		// When no shell is there to continue us, the kernel doesn't stop us. A program
-		// that asked to be stopped is then as if it hadn't been, too.
-		c.notSuspended = time.After(100 * time.Millisecond)
+		c.ticked = 0
+		c.ticks.Reset(10 * time.Millisecond)
+	}
+}
+
+// tick is called for each tick. When no shell is there to continue us, the
+// kernel doesn't stop us, and the child, which asked to be stopped, is to be as
+// if it hadn't been, too. Else this takes long enough for SIGCONT to be noticed
+// first, since what has passed while we were stopped is just one tick.
+func (c *child) tick() {
+	if c.ticked++; c.ticked == 10 {
+		c.resume()
 	}
 }
 
 // resume continues the child.
 func (c *child) resume() {
-	c.notSuspended = nil
-	signal.Notify(c.signals, unix.SIGTSTP)
+	c.ticks.Stop()
 	c.giveTTY()
 	c.signal(unix.SIGCONT)
 	c.stopped = false

@@ -33,12 +33,12 @@ type child struct {
 
 	// Of job control, which this system doesn't have.
 	hasTTY, stopped bool
-	notSuspended    <-chan time.Time
+	ticks           struct{ C <-chan time.Time }
 }
 
 // startChild starts a program with our standard files. What it starts before
 // it is in the job, within microseconds, is not in it.
-func startChild(path string, argv, env []string, _ chan<- os.Signal) (*child, error) {
+func startChild(path string, argv, env []string) (*child, error) {
 	job, err := newJob(windows.JOB_OBJECT_LIMIT_KILL_ON_JOB_CLOSE)
 	if err != nil {
 		return nil, err
@@ -112,7 +112,7 @@ func (c *child) anyLeft() bool {
 }
 
 func (c *child) changed(event) {}
-func (c *child) resume()       {}
+func (c *child) tick()         {}
 
 // close lets what the child has left behind live on.
 func (c *child) close() {

@@ -43,6 +43,13 @@ func TestHelp(t *testing.T) {
 	}
 }
 
+func TestNoArguments(t *testing.T) {
+	code, out, errs := outcome(t, nil)
+	if code != exitUsage || out != "" || !strings.Contains(errs, "completion ") {
+		t.Errorf("exit code %d, stdout %q, stderr %q", code, out, errs)
+	}
+}
+
 func TestVersion(t *testing.T) {
 	for _, arg := range []string{"version", "--version"} {
 		code, out, errs := outcome(t, []string{arg})

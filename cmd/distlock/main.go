@@ -89,7 +89,17 @@ func newRootCommand() *cobra.Command {
 		// Errors are worded and coded in one place, see conclude.
 		SilenceErrors: true,
 		SilenceUsage:  true,
+
+		DisableFlagsInUseLine: true,
+		RunE: func(c *cobra.Command, _ []string) error {
+			// Somebody who looks around; or a script with an unset variable, which must
+			// not go on as if it had run something.
+			c.SetOut(c.ErrOrStderr())
+			_ = c.Help()
+			return &exitError{code: exitUsage}
+		},
 	}
+	root.Flags().Bool("version", false, "print the version") // -v is --verbose elsewhere
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return usageError(c, "%w", err)

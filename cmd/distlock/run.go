@@ -173,7 +173,7 @@ func (r *runner) run() error {
 	defer func() { _ = lock.Release() }() // for the ways out that aren't below
 
 	listen(r.signals, forwarded)
-	c, err := startChild(path, r.command, r.environ(lock.Token()), r.signals)
+	c, err := startChild(path, r.command, r.environ(lock.Token()))
 	if err != nil {
 		return startError(path, err)
 	}

@@ -458,7 +458,7 @@ func superviseScript(t *testing.T, killAfter time.Duration, script string) *unde
 	started := make(chan *child)
 	go func() { // startChild wants a goroutine to itself
 		signals := make(chan os.Signal, 1)
-		c, err := startChild("/bin/sh", []string{"sh", "-c", "exec >" + pipe + "\n" + script}, os.Environ(), signals)
+		c, err := startChild("/bin/sh", []string{"sh", "-c", "exec >" + pipe + "\n" + script}, os.Environ())
 		if err != nil {
 			t.Error(err)
 			close(started)
@@ -495,7 +495,13 @@ func (u *underLock) wait(t *testing.T) result {
 	}
 }
 
-const never = time.Hour // patience ends before it does
+const (
+	never = time.Hour // patience ends before it does
+
+	// soon is long enough for what is quick. It isn't never, as the dead that
+	// nobody buries, in a container with no init, count as left.
+	soon = 5 * time.Second
+)
 
 func TestSuperviseExit(t *testing.T) {
 	u := superviseScript(t, never, "exit 3")
@@ -511,7 +517,7 @@ func TestSuperviseLost(t *testing.T) {
 		script    string
 		want      event
 	}{
-		{"Terminated", never, "echo ready; sleep 1000", event{exited: true, code: 143, signal: unix.SIGTERM}},
+		{"Terminated", soon, "echo ready; sleep 1000", event{exited: true, code: 143, signal: unix.SIGTERM}},
 		{"Handled", never, "trap 'exit 5' TERM; echo ready; while :; do sleep 0.01; done", event{exited: true, code: 5}},
 		{"Ignored", time.Millisecond, "trap '' TERM; echo ready; while :; do sleep 1000; done", event{exited: true, code: 137, signal: unix.SIGKILL}},
 		{"AtOnce", 0, "trap '' TERM; echo ready; while :; do sleep 1000; done", event{exited: true, code: 137, signal: unix.SIGKILL}},
@@ -521,7 +527,7 @@ func TestSuperviseLost(t *testing.T) {
 			event{exited: true, code: 6},
 		},
 		{
-			"GrandchildHandles", never,
+			"GrandchildHandles", soon,
 			"(trap 'sleep 0.1; exit' TERM; echo ready; while :; do sleep 0.01; done) & sleep 1000",
 			event{exited: true, code: 143, signal: unix.SIGTERM},
 		},

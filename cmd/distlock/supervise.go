@@ -28,14 +28,14 @@ func supervise(c *child, h holding, signals <-chan os.Signal, killAfter time.Dur
 	for {
 		var s os.Signal
 		var e event
-		woken := false
+		ticked := false
 		select {
 		case <-h.Done():
 		case s = <-signals:
 		case e = <-c.events:
 			c.stopped = e.stopped()
-		case <-c.notSuspended:
-			woken = true
+		case <-c.ticks.C:
+			ticked = true
 		}
 		// Whatever else has happened: if we have slept through the end of a lease,
 		// then the child must not be woken.
@@ -46,8 +46,8 @@ func supervise(c *child, h holding, signals <-chan os.Signal, killAfter time.Dur
 			return e, false
 		case s != nil:
 			c.pass(s)
-		case woken:
-			c.resume()
+		case ticked:
+			c.tick()
 		default:
 			c.changed(e)
 		}

@@ -111,6 +111,15 @@ func newShell(t *testing.T) *terminal {
 	return term
 }
 
+// awaitReader waits until a child that echoes what it reads does so: then it
+// has the terminal.
+func (term *terminal) awaitReader(t *testing.T) {
+	t.Helper()
+	term.expect(t, "ready.\r\n")
+	term.typeIn(t, "anybody\n")
+	term.expect(t, "got <anybody>")
+}
+
 func TestTerminal(t *testing.T) {
 	term := newTerminal(t, program, "run", "r", "--", "sh", "-c",
 		`test -t 0 && test -t 1 && test -t 2 && echo is a terminal; read line; echo "got <$line>"; exit 4`)
@@ -158,7 +167,7 @@ func TestCtrlZ(t *testing.T) {
 	t.Run("Shell", func(t *testing.T) {
 		term := newShell(t)
 		term.typeIn(t, child+"\n")
-		term.expect(t, "ready.\r\n")
+		term.awaitReader(t)
 		for range 3 {
 			term.typeIn(t, ctrlZ)
 			term.expect(t, "Stopped")
@@ -180,7 +189,7 @@ func TestCtrlZ(t *testing.T) {
 	t.Run("Script", func(t *testing.T) {
 		term := newShell(t)
 		term.typeIn(t, "sh -c '"+strings.ReplaceAll(child, "'", `'\''`)+"; echo script code $?.' | cat\n")
-		term.expect(t, "ready.\r\n")
+		term.awaitReader(t)
 		for range 2 {
 			term.typeIn(t, ctrlZ)
 			term.expect(t, "Stopped")
@@ -220,8 +229,8 @@ func TestCtrlZ(t *testing.T) {
 	})
 	// Where no shell could continue it, nothing stops.
 	t.Run("NoShell", func(t *testing.T) {
-		term := newTerminal(t, program, "run", "r", "--", "sh", "-c", `trap "echo continued" CONT; echo ready; while :; do sleep 0.01; done`)
-		term.expect(t, "ready")
+		term := newTerminal(t, program, "run", "r", "--", "sh", "-c", `trap "echo continued" CONT; echo ready.; while :; do read line; echo "got <$line>"; done`)
+		term.awaitReader(t)
 		term.typeIn(t, ctrlZ)
 		term.expect(t, "continued")
 		term.typeIn(t, ctrlC)
