@@ -17,6 +17,9 @@ const (
 
 	// loneAnswer is the same for a single try, which has no other limit.
 	loneAnswer = 5 * time.Second
+
+	// shortestPause is between two questions, unless the backend knows better.
+	shortestPause = 10 * time.Millisecond
 )
 
 // errNoAnswer is the store's error if the store gives none.
@@ -87,14 +90,16 @@ func (l *Locker) enterInProcess(ctx context.Context, h *holding, resource string
 	if err != nil {
 		return err
 	}
-	if a.Waited && ctx.Err() != nil {
+	if a.Waited {
+		err = l.stopped(ctx, true)
+	}
+	if err == nil && h.more != nil { // else nobody watches: it began when the queue admitted it
+		err = h.begin(nil, 0)
+	}
+	if err != nil {
 		l.queue.Leave(&h.place)
-		return ended(ctx, true)
 	}
-	if h.more == nil {
-		return nil // nobody watches: it began when the queue admitted it
-	}
-	return h.begin(nil, 0)
+	return err
 }
 
 // enter takes the holding's place in the queue and words the queue's errors.
@@ -135,17 +140,18 @@ func timedOut(r *request, contended bool) error {
 // acquireFromStore makes h a holding of the store, and reports whether it was
 // passed on by the holder before.
 func (l *Locker) acquireFromStore(ctx context.Context, h *holding, resource string, r *request, waiting func()) (passed bool, err error) {
+	defer l.work()()
 	r.start()
 	admission, err := l.enter(ctx, h, resource, r, waiting)
 	if err != nil {
 		return false, err
 	}
 	contended := admission.Waited
-	if !contended {
-		first := waiting
-		waiting = func() { contended = true; first() }
-	} else {
-		waiting = nil
+	noteWaiting := func() {
+		if !contended {
+			contended = true
+			waiting()
+		}
 	}
 	if t, ok := admission.Baton.(*tenure); ok {
 		done, err := l.takeOver(ctx, t, h, r)
@@ -157,7 +163,7 @@ func (l *Locker) acquireFromStore(ctx context.Context, h *holding, resource stri
 		Resource: resource, Mode: r.mode, Limit: r.limit, TTL: l.options.TTL, Owner: l.newOwner(),
 	}
 	for {
-		a, pending, err := l.ask(ctx, r, contended, waiting, func(ctx context.Context, wait time.Duration, queue bool) (driver.Grant, error) {
+		a, pending, err := l.ask(ctx, r, contended, noteWaiting, func(ctx context.Context, wait time.Duration, queue bool) (driver.Grant, error) {
 			req := req
 			req.Wait, req.Queue = wait, queue
 			return l.backend.Acquire(ctx, req)
@@ -173,9 +179,9 @@ func (l *Locker) acquireFromStore(ctx context.Context, h *holding, resource stri
 			}
 			return false, err
 		}
-		t := &tenure{hold: a.grant.Hold, mode: r.mode, limit: r.limit, token: a.grant.Token, since: time.Now()}
+		t := &tenure{hold: a.grant.Hold, token: a.grant.Token, since: time.Now()}
 		if err := l.stopped(ctx, contended); err != nil {
-			l.giveUp(t, h)
+			l.giveUp(t, h, nil)
 			return false, err
 		}
 		if l.attach(t, a.grant.Session, a.sent, h) {
@@ -183,17 +189,24 @@ func (l *Locker) acquireFromStore(ctx context.Context, h *holding, resource stri
 		}
 		// The session ended between the store's answer and here.
 		if r.left() <= 0 {
-			l.giveUp(t, h)
+			l.giveUp(t, h, nil)
 			return false, fmt.Errorf("%w: the session ended while it was granted", ErrLost)
 		}
-		l.giveBack(t, h)
+		if err := l.giveBackFirst(ctx, r, t, h); err != nil {
+			return false, err
+		}
+		if err := l.pause(ctx, min(jitter(shortestPause), r.left())); err != nil {
+			l.queue.Leave(&h.place)
+			return false, err
+		}
+		req.Owner = l.newOwner() // what is still done about the grant before must not hit the next
 	}
 }
 
 // beginTenure makes h the holder of t and lets the next in the queue go on.
 func (l *Locker) beginTenure(h *holding, t *tenure, token uint64) error {
 	if err := h.begin(t, token); err != nil {
-		l.giveUp(t, h)
+		l.giveUp(t, h, nil)
 		return err
 	}
 	l.queue.Settle(&h.place)
@@ -214,7 +227,6 @@ func (h *holding) begin(t *tenure, token uint64) error {
 	m := h.more
 	m.tenure, m.token = t, token
 	m.watched.since = time.Now()
-	m.released = make(chan struct{})
 	return nil
 }
 
@@ -234,26 +246,27 @@ func (l *Locker) stopped(ctx context.Context, contended bool) error {
 // h's to ask the store from.
 func (l *Locker) takeOver(ctx context.Context, t *tenure, h *holding, r *request) (done bool, err error) {
 	if err := l.stopped(ctx, true); err != nil {
-		l.giveUp(t, h)
+		l.giveUp(t, h, nil)
 		return false, err
 	}
 	token := uint64(0)
 	if passer, ok := t.hold.(driver.Passer); ok {
-		a, pending, err := l.ask(ctx, r, true, nil, func(ctx context.Context, _ time.Duration, _ bool) (driver.Grant, error) {
+		limit := max(r.left(), leastAnswer)
+		a, pending, err := l.askOnce(ctx, r, true, limit, func(ctx context.Context, _ time.Duration, _ bool) (driver.Grant, error) {
 			token, err := passer.Pass(ctx)
 			return driver.Grant{Token: token}, err
-		})
+		}, 0, false)
 		if pending != nil {
-			l.inBackground(func() {
+			returned := make(chan struct{})
+			go func() {
 				<-pending
-				l.giveBack(t, h)
-				l.queue.Leave(&h.place)
-			})
+				close(returned)
+			}()
+			l.giveUp(t, h, returned)
 			return false, err
 		}
 		if err != nil {
-			l.giveBack(t, h)
-			return false, nil
+			return false, l.giveBackFirst(ctx, r, t, h)
 		}
 		token = a.grant.Token
 	}
@@ -261,7 +274,6 @@ func (l *Locker) takeOver(ctx context.Context, t *tenure, h *holding, r *request
 		return false, nil
 	}
 	t.passed++
-	t.mode = r.mode
 	if err := l.beginTenure(h, t, token); err != nil {
 		return false, err
 	}
@@ -301,7 +313,7 @@ func (l *Locker) ask(ctx context.Context, r *request, contended bool, waiting fu
 	}
 	pause, most := l.pollMin, l.pollMax
 	if pause <= 0 {
-		pause = 10 * time.Millisecond
+		pause = shortestPause
 	}
 	if most <= 0 {
 		most = time.Second
@@ -362,6 +374,39 @@ func (l *Locker) askOnce(ctx context.Context, r *request, contended bool, limit 
 	}
 	cancel(err)
 	return answer{}, answers, err
+}
+
+// giveBackFirst gives back a tenure that is of no use, so that the store can be
+// asked anew from the same place in the queue. After an error the place is given
+// up as well.
+func (l *Locker) giveBackFirst(ctx context.Context, r *request, t *tenure, h *holding) error {
+	done := make(chan struct{})
+	l.inBackground(func() {
+		defer close(done)
+		l.giveBack(context.Background(), t, h, nil)
+	})
+	var over <-chan time.Time
+	if left := r.left(); left != driver.Forever {
+		timer := time.NewTimer(left)
+		defer timer.Stop()
+		over = timer.C
+	}
+	var err error
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		err = ended(ctx, true)
+	case <-l.gate.Done():
+		err = ErrClosed
+	case <-over:
+		err = timedOut(r, true)
+	}
+	l.inBackground(func() {
+		<-done
+		l.queue.Leave(&h.place)
+	})
+	return err
 }
 
 // pause sleeps for d, unless something ends the wait before.

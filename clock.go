@@ -11,7 +11,8 @@ type reading struct {
 	boot time.Duration // since boot, sleep included; always 0 where unknown
 }
 
-func now() reading { return reading{time.Now(), sinceBoot()} }
+// now reads the clocks. A variable, so that tests can set them.
+var now = func() reading { return reading{time.Now(), sinceBoot()} }
 
 // since returns the time from a to b by the clock that says most passed.
 func (b reading) since(a reading) time.Duration {
@@ -22,7 +23,7 @@ func (b reading) since(a reading) time.Duration {
 	)
 }
 
-// readingAt returns the reading for a moment before r that is known only as a
+// at returns the reading for a moment before r that is known only as a
 // time.Time.
 func (r reading) at(t time.Time) reading {
 	return reading{t, r.boot - r.since(reading{t, r.boot})}

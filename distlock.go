@@ -41,9 +41,10 @@ type Locker struct {
 	keepersMu sync.Mutex
 	keepers   map[driver.Session]*keeper
 
-	backgroundMu sync.Mutex
-	backgrounds  int
-	idle         chan struct{} // closed when backgrounds is 0; nil if nobody waits for it
+	busyMu   sync.Mutex
+	busy     int           // pieces of work that Close waits for
+	idle     chan struct{} // closed when busy is 0; nil if nobody waits for it
+	finished chan struct{} // closed when nothing may be asked of the backend any more
 
 	closeOnce sync.Once
 	closeErr  error
@@ -63,6 +64,8 @@ func New(b driver.Backend, o *Options) *Locker {
 		leases:  info.MaxTTL > 0,
 		gate:    queue.NewGate(),
 		keepers: make(map[driver.Session]*keeper),
+
+		finished: make(chan struct{}),
 	}
 	l.options, l.bad = o.withDefaults(info)
 	l.watching = o != nil && (o.Logger != nil || o.Trace != nil)
@@ -156,18 +159,35 @@ func (l *Locker) AcquireAll(ctx context.Context, resources []string, opts ...Acq
 	for _, name := range names {
 		part, err := l.acquire(ctx, name, &r)
 		if err != nil {
-			if released := set.Release(); released != nil {
-				err = errors.Join(err, released)
-			}
+			l.releaseSoon(set)
 			return nil, err
 		}
 		set.set.locks = append(set.set.locks, part)
-		part.onEnd(func(err error) { set.end(err) })
+		whole := set.holding // a part that referred to the Lock would keep it from being dropped
+		part.onEnd(func(err error) { whole.end(err) })
 	}
 	if err := set.Err(); err != nil {
-		return nil, errors.Join(l.fail(set.resource(), err), set.Release())
+		l.releaseSoon(set)
+		return nil, l.fail(set.resource(), err)
 	}
 	return set, nil
+}
+
+// releaseSoon releases what AcquireAll got, and waits for it no longer than a
+// store that works takes. Failures are retried and reported like those of any
+// release.
+func (l *Locker) releaseSoon(set *Lock) {
+	done := make(chan struct{})
+	l.inBackground(func() {
+		defer close(done)
+		set.Release()
+	})
+	timer := time.NewTimer(leastAnswer)
+	defer timer.Stop()
+	select {
+	case <-done:
+	case <-timer.C:
+	}
 }
 
 // Do calls fn while it holds the resource. The context of fn is canceled when
@@ -222,10 +242,12 @@ func (l *Locker) Holders(ctx context.Context, resource string, opts ...AcquireOp
 func (l *Locker) Close() error {
 	l.closeOnce.Do(func() {
 		l.gate.Close()
+		ctx, cancel := context.WithTimeout(context.Background(), l.options.ReleaseTimeout)
+		defer cancel()
 		var errs []error
 		var mu sync.Mutex
 		var all sync.WaitGroup
-		for _, p := range l.queue.Holders("") {
+		for _, p := range l.queue.All() {
 			// A place that isn't granted yet gives itself back when it is, as its
 			// goroutine finds the gate closed.
 			q, ok := p.Value.(*inQueue)
@@ -234,7 +256,7 @@ func (l *Locker) Close() error {
 				continue
 			}
 			all.Go(func() {
-				if err := h.release(); err != nil && !errors.Is(err, ErrLost) {
+				if err := h.release(ctx); err != nil && !errors.Is(err, ErrLost) {
 					mu.Lock()
 					defer mu.Unlock()
 					errs = append(errs, err)
@@ -242,7 +264,8 @@ func (l *Locker) Close() error {
 			})
 		}
 		all.Wait()
-		l.waitForBackground()
+		l.waitUntilIdle(ctx)
+		close(l.finished)
 		if err := l.backend.Close(); err != nil {
 			errs = append(errs, &Error{Op: "close", Backend: l.name, Err: err})
 		}
@@ -291,38 +314,43 @@ func (l *Locker) report(what string, trace func(Event), e Event) {
 	l.options.Logger.Warn("distlock: "+what, attrs...)
 }
 
+// work makes Close wait until done is called.
+func (l *Locker) work() (done func()) {
+	l.busyMu.Lock()
+	defer l.busyMu.Unlock()
+	l.busy++
+	return func() {
+		l.busyMu.Lock()
+		defer l.busyMu.Unlock()
+		l.busy--
+		if l.busy == 0 && l.idle != nil {
+			close(l.idle)
+			l.idle = nil
+		}
+	}
+}
+
 // inBackground runs f in a goroutine that Close waits for.
 func (l *Locker) inBackground(f func()) {
-	l.backgroundMu.Lock()
-	l.backgrounds++
-	l.backgroundMu.Unlock()
+	done := l.work()
 	go func() {
-		defer func() {
-			l.backgroundMu.Lock()
-			defer l.backgroundMu.Unlock()
-			l.backgrounds--
-			if l.backgrounds == 0 && l.idle != nil {
-				close(l.idle)
-				l.idle = nil
-			}
-		}()
+		defer done()
 		f()
 	}()
 }
 
-func (l *Locker) waitForBackground() {
-	l.backgroundMu.Lock()
-	if l.backgrounds == 0 {
-		l.backgroundMu.Unlock()
+// waitUntilIdle waits until all work is done, or ctx.
+func (l *Locker) waitUntilIdle(ctx context.Context) {
+	l.busyMu.Lock()
+	if l.busy == 0 {
+		l.busyMu.Unlock()
 		return
 	}
 	idle := make(chan struct{})
 	l.idle = idle
-	l.backgroundMu.Unlock()
-	timer := time.NewTimer(l.options.ReleaseTimeout)
-	defer timer.Stop()
+	l.busyMu.Unlock()
 	select {
 	case <-idle:
-	case <-timer.C:
+	case <-ctx.Done():
 	}
 }

@@ -49,7 +49,7 @@ type details struct {
 	done     chan struct{}
 	onEnd    map[*func(error)]struct{}
 	upgrade  chan struct{} // closed when the upgrade under way has ended
-	released chan struct{} // closed when Release is through; nil: it is at once
+	released chan struct{} // closed when Release is through; made with watched
 	result   error         // of Release; valid once released is closed
 }
 
@@ -101,7 +101,9 @@ func (l *Lock) check() {
 		return // there is no session to lose
 	}
 	if t := l.tenure(); t != nil && t.keeper != nil && t.keeper.lease.TTL > 0 && t.keeper.expired() {
-		t.keeper.lose(fmt.Errorf("%w: the lease of %v ran out", ErrLost, t.keeper.lease.TTL))
+		err := fmt.Errorf("%w: the lease of %v ran out", ErrLost, t.keeper.lease.TTL)
+		t.keeper.lose(err)
+		l.lose(err) // another goroutine may be about to tell it, but the caller asks now
 	}
 }
 
@@ -161,17 +163,20 @@ func (l *Lock) Release() error {
 	if l.set != nil {
 		return l.releaseSet()
 	}
-	err := l.release()
+	err := l.release(context.Background())
 	runtime.KeepAlive(l) // until then it isn't dropped
 	return err
 }
 
 func (l *Lock) releaseSet() error {
 	l.end(ErrReleased)
+	ctx, cancel := context.WithTimeout(context.Background(), l.locker.options.ReleaseTimeout)
+	defer cancel()
 	var errs []error
 	for _, part := range slices.Backward(l.set.locks) {
-		errs = append(errs, part.Release())
+		errs = append(errs, part.release(ctx))
 	}
+	runtime.KeepAlive(l)
 	return errors.Join(errs...)
 }
 
@@ -181,9 +186,10 @@ func (l *Lock) releaseSet() error {
 // lock again does nothing.
 //
 // Of the options it takes Timeout. Its errors are those of Acquire; after any
-// but ErrLost and ErrReleased the lock is upgradeable as before. A lock
-// that is shared, or a permit, is an error that matches errors.ErrUnsupported. A Lock over several resources upgrades them in order;
-// if one fails, those before it stay upgraded.
+// but ErrLost and ErrReleased the lock is upgradeable as before. A lock that is
+// shared, or a permit, is an error that matches errors.ErrUnsupported. A Lock
+// over several resources upgrades them in order; if one fails, those before it
+// stay upgraded.
 func (l *Lock) Upgrade(ctx context.Context, opts ...AcquireOption) error {
 	var r request
 	err := r.parse(opts)
@@ -233,6 +239,20 @@ func (h *holding) end(err error) (first bool, m *details) {
 		(*f)(err)
 	}
 	return true, m
+}
+
+// lose ends the holding as lost.
+func (h *holding) lose(err error) {
+	if h.endAsLost(err) {
+		h.locker.inBackground(h.afterLoss)
+	}
+}
+
+// endAsLost tells all who look or wait that the holding is lost. The caller sees
+// to afterLoss if that was news.
+func (h *holding) endAsLost(err error) bool {
+	first, _ := h.end(&Error{Op: "hold", Backend: h.locker.name, Resource: h.resource(), Err: err})
+	return first
 }
 
 // tenure returns what the holding has of the store, or nil if it has nothing of
@@ -300,7 +320,7 @@ func (h *holding) afterLoss() {
 	h.locker.queue.Leave(&h.place)
 	e := h.event()
 	e.Err = h.err
-	h.locker.report("lock lost", h.locker.options.Trace.Lost, e)
+	go h.locker.report("lock lost", h.locker.options.Trace.Lost, e)
 }
 
 func (h *holding) tokenLocked() uint64 {
@@ -359,7 +379,7 @@ const siteDepth = 4
 func (l *Locker) newHolding() *holding {
 	w := &watched{}
 	runtime.Callers(3, w.site[:])
-	return &holding{locker: l, more: &details{watched: w}}
+	return &holding{locker: l, more: &details{watched: w, released: make(chan struct{})}}
 }
 
 // String returns the file:line of the first caller outside of this package.

@@ -12,8 +12,9 @@ import (
 type Options struct {
 	// TTL is the lease to ask for on backends that lease: how long the resource
 	// stays taken when its holder dies. It is renewed after each third, and lost
-	// a tenth before its end if that fails. Default 30 s. Backends whose locks
-	// hang on a connection or a file have no use for it.
+	// a tenth before its end if that fails. Default 30 s, or what comes next to it
+	// among the leases that the backend can do. Backends whose locks hang on a
+	// connection or a file have no use for it.
 	TTL time.Duration
 
 	// ReleaseTimeout bounds Release, and Close. Default 5 s.
@@ -74,6 +75,9 @@ func (o *Options) withDefaults(info driver.Info) (Options, error) {
 	}
 	if full.Trace == nil {
 		full.Trace = &Trace{}
+	}
+	if info.MaxTTL > 0 && (o == nil || o.TTL == 0) {
+		full.TTL = min(max(full.TTL, info.MinTTL), info.MaxTTL)
 	}
 	if info.MaxTTL > 0 && (full.TTL < info.MinTTL || full.TTL > info.MaxTTL) {
 		return full, badArgument("Options.TTL of %v: this backend leases for %v to %v", full.TTL, info.MinTTL, info.MaxTTL)

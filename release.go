@@ -10,8 +10,9 @@ import (
 	"github.com/distlock-go/distlock/driver"
 )
 
-// release ends the holding and gives it back, or passes it on.
-func (h *holding) release() error {
+// release ends the holding and gives it back, or passes it on. It returns after
+// Options.ReleaseTimeout at the latest, and soon after ctx ends.
+func (h *holding) release(ctx context.Context) error {
 	l := h.locker
 	first, m := h.end(ErrReleased)
 	unwatched := m == nil || m.watched == nil
@@ -34,9 +35,9 @@ func (h *holding) release() error {
 	if m.tenure == nil {
 		l.queue.Leave(&h.place)
 	} else {
-		h.waitForUpgrade()
-		if !l.passOn(m.tenure, h) {
-			e.Err = l.giveBack(m.tenure, h)
+		upgrading := h.upgrading()
+		if upgrading != nil || !l.passOn(m.tenure, h) {
+			e.Err = l.giveBack(ctx, m.tenure, h, upgrading)
 			l.queue.Leave(&h.place)
 		}
 	}
@@ -67,7 +68,7 @@ func (h *holding) dropped() {
 	}
 	h.locker.inBackground(func() {
 		h.locker.report("lock dropped without Release", h.locker.options.Trace.Dropped, h.event())
-		h.release() // a failure is retried and reported like that of any release
+		h.release(context.Background()) // a failure is retried and reported like that of any release
 	})
 }
 
@@ -86,14 +87,20 @@ func (l *Locker) passOn(t *tenure, h *holding) bool {
 	return l.queue.Pass(&h.place, t)
 }
 
-// giveBack releases the tenure in the store. It returns after
-// Options.ReleaseTimeout at the latest. What could not be released is tried
-// again in the background.
-func (l *Locker) giveBack(t *tenure, h *holding) error {
-	ctx, cancel := context.WithTimeout(context.Background(), l.options.ReleaseTimeout)
+// giveBack releases the tenure in the store, once the call of its hold that is
+// under way, if any, has returned and closed after. It returns after
+// Options.ReleaseTimeout at the latest, and soon after ctx ends. What could not
+// be released is tried again in the background.
+func (l *Locker) giveBack(ctx context.Context, t *tenure, h *holding, after <-chan struct{}) error {
+	ctx, cancel := context.WithTimeout(ctx, l.options.ReleaseTimeout)
 	last := l.detach(t)
 	result := make(chan error, 1)
-	go func() { result <- t.hold.Release(ctx) }()
+	go func() {
+		if after != nil {
+			<-after
+		}
+		result <- t.hold.Release(ctx)
+	}()
 	var err error
 	var pending <-chan error
 	select {
@@ -129,9 +136,9 @@ func (l *Locker) giveBack(t *tenure, h *holding) error {
 
 // giveUp gives back a tenure that nobody wants any more, behind the caller's
 // back, and then the place.
-func (l *Locker) giveUp(t *tenure, h *holding) {
+func (l *Locker) giveUp(t *tenure, h *holding, after <-chan struct{}) {
 	l.inBackground(func() {
-		l.giveBack(t, h)
+		l.giveBack(context.Background(), t, h, after)
 		l.queue.Leave(&h.place)
 	})
 }
@@ -140,22 +147,15 @@ func (l *Locker) giveUp(t *tenure, h *holding) {
 // sees to it that nothing comes of it. The place in the queue is kept meanwhile,
 // for a bounded time: the next one would only be second at the store.
 func (l *Locker) reclaim(pending <-chan answer, h *holding, req driver.Request) {
-	timer := time.NewTimer(l.options.ReleaseTimeout)
-	defer timer.Stop()
-	var a answer
-	select {
-	case a = <-pending:
-	case <-timer.C:
-		l.queue.Leave(&h.place)
-		a = <-pending
-	}
-	switch {
+	leave := func() { l.queue.Leave(&h.place) }
+	defer leave()
+	defer time.AfterFunc(l.options.ReleaseTimeout, leave).Stop()
+	switch a := <-pending; {
 	case a.err == nil:
 		l.retryRelease(a.grant.Hold, h.resource())
 	case !a.definite():
 		l.undo(req)
 	}
-	l.queue.Leave(&h.place)
 }
 
 // undo takes back whatever a failed attempt may have been granted.
@@ -170,7 +170,8 @@ func (l *Locker) retryRelease(hold driver.Hold, resource string) {
 }
 
 // retry calls f until it succeeds, or finds that there is nothing left to do,
-// or the store can't believe in the holding any longer either.
+// or the store can't believe in the holding any longer either, or the backend is
+// about to be closed.
 func (l *Locker) retry(resource string, f func(ctx context.Context) error) {
 	const firstPause, longestPause = 50 * time.Millisecond, time.Second
 	bound := l.options.ReleaseTimeout
@@ -178,17 +179,30 @@ func (l *Locker) retry(resource string, f func(ctx context.Context) error) {
 		bound = max(bound, l.options.TTL)
 	}
 	start := now()
-	for pause := firstPause; ; pause = min(2*pause, longestPause) {
+	err := ErrClosed
+	for pause := firstPause; !l.isFinished(); pause = min(2*pause, longestPause) {
 		ctx, cancel := context.WithTimeout(context.Background(), l.options.ReleaseTimeout)
-		err := f(ctx)
+		err = f(ctx)
 		cancel()
 		if err == nil || errors.Is(err, ErrLost) {
 			return
 		}
 		if now().since(start)+pause >= bound {
-			l.report("clean-up failed", l.options.Trace.CleanupFailed, Event{Backend: l.name, Resource: resource, Err: err})
-			return
+			break
 		}
-		time.Sleep(jitter(pause))
+		select {
+		case <-time.After(jitter(pause)):
+		case <-l.finished:
+		}
+	}
+	go l.report("clean-up failed", l.options.Trace.CleanupFailed, Event{Backend: l.name, Resource: resource, Err: err})
+}
+
+func (l *Locker) isFinished() bool {
+	select {
+	case <-l.finished:
+		return true
+	default:
+		return false
 	}
 }

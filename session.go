@@ -16,8 +16,6 @@ import (
 type tenure struct {
 	hold   driver.Hold
 	keeper *keeper // nil: the session can't end
-	mode   driver.Mode
-	limit  int
 	token  uint64 // of the grant; 0: none
 	since  time.Time
 	passed int
@@ -30,7 +28,9 @@ type keeper struct {
 	lease   driver.Lease
 	margin  time.Duration
 
-	holders map[*tenure]*holding // guarded by Locker.keepersMu; nil holding: between two
+	// Guarded by Locker.keepersMu. A nil holding: the tenure is between two. When
+	// the last has gone, the keeper is of no use any more.
+	holders map[*tenure]*holding
 
 	mu    sync.Mutex
 	valid reading // the session is known to have lived then
@@ -60,7 +60,11 @@ func (l *Locker) attach(t *tenure, s driver.Session, sent reading, h *holding) b
 	l.keepersMu.Lock()
 	defer l.keepersMu.Unlock()
 	k := l.keepers[s]
-	if k == nil {
+	if k == nil || len(k.holders) == 0 {
+		var before <-chan struct{}
+		if k != nil {
+			before = k.stopped
+		}
 		lease := s.Lease()
 		if lease.Every <= 0 {
 			lease.Every = lease.TTL / 3
@@ -80,7 +84,7 @@ func (l *Locker) attach(t *tenure, s driver.Session, sent reading, h *holding) b
 		running, k.stop = context.WithCancel(context.Background())
 		renewing, k.cancel = context.WithCancel(context.Background())
 		l.keepers[s] = k
-		go k.run(running, renewing)
+		go k.run(running, renewing, before)
 	} else if k.expired() {
 		return false
 	}
@@ -91,14 +95,14 @@ func (l *Locker) attach(t *tenure, s driver.Session, sent reading, h *holding) b
 
 // reattach gives the tenure, on its way from one holding to another, its new
 // holder (or none, while it is on its way). It reports false if the session
-// ended meanwhile.
+// has ended.
 func (l *Locker) reattach(t *tenure, h *holding) bool {
 	if t.keeper == nil {
 		return true
 	}
 	l.keepersMu.Lock()
 	defer l.keepersMu.Unlock()
-	if _, ok := t.keeper.holders[t]; !ok {
+	if _, ok := t.keeper.holders[t]; !ok || t.keeper.expired() {
 		return false
 	}
 	t.keeper.holders[t] = h
@@ -121,14 +125,25 @@ func (l *Locker) detach(t *tenure) *keeper {
 	if len(k.holders) > 0 {
 		return nil
 	}
-	delete(l.keepers, k.session)
 	k.stop()
 	return k
 }
 
-// run keeps the session alive until it is stopped or lost.
-func (k *keeper) run(running, renewing context.Context) {
-	defer close(k.stopped)
+// forget is called when the keeper has stopped.
+func (l *Locker) forget(k *keeper) {
+	l.keepersMu.Lock()
+	defer l.keepersMu.Unlock()
+	if l.keepers[k.session] == k {
+		delete(l.keepers, k.session)
+	}
+	close(k.stopped)
+}
+
+// run keeps the session alive until it is stopped or lost. If there was a keeper
+// before, its last renewal may still be under way until before is closed, and
+// none may run beside it.
+func (k *keeper) run(running, renewing context.Context, before <-chan struct{}) {
+	defer k.locker.forget(k)
 	defer k.cancel()
 	var (
 		timer   = time.NewTimer(0)
@@ -139,6 +154,9 @@ func (k *keeper) run(running, renewing context.Context) {
 		backoff = k.retryPause()
 	)
 	defer timer.Stop()
+	if before != nil {
+		pause = driver.Forever
+	}
 	for {
 		timer.Reset(k.nap(dueFrom, pause))
 		select {
@@ -147,6 +165,8 @@ func (k *keeper) run(running, renewing context.Context) {
 				<-done
 			}
 			return
+		case <-before:
+			before, pause = nil, k.lease.Every
 		case <-k.session.Lost():
 			k.lose(fmt.Errorf("%w: the session ended", ErrLost))
 		case err := <-done:
@@ -158,7 +178,7 @@ func (k *keeper) run(running, renewing context.Context) {
 			case errors.Is(err, ErrLost):
 				k.lose(err)
 			default:
-				k.renewalFailed(err)
+				go k.renewalFailed(err) // it calls application code
 				dueFrom, pause = now(), jitter(backoff)
 				backoff = min(2*backoff, k.attemptTimeout())
 			}
@@ -246,29 +266,20 @@ func (k *keeper) expired() bool {
 func (k *keeper) lose(err error) {
 	l := k.locker
 	l.keepersMu.Lock()
-	k.mu.Lock()
-	first := k.err == nil
-	if first {
-		k.err = err
-	}
-	k.mu.Unlock()
-	if !first {
+	holders := k.holders
+	if len(holders) == 0 { // lost already, or given back
 		l.keepersMu.Unlock()
 		return
 	}
-	holders := k.holders
 	k.holders = nil
-	if l.keepers[k.session] == k {
-		delete(l.keepers, k.session)
-	}
+	k.mu.Lock()
+	k.err = err
+	k.mu.Unlock()
 	l.keepersMu.Unlock()
 
 	var lost []*holding
 	for _, h := range holders {
-		if h == nil {
-			continue
-		}
-		if first, _ := h.end(&Error{Op: "hold", Backend: l.name, Resource: h.resource(), Err: err}); first {
+		if h != nil && h.endAsLost(err) {
 			lost = append(lost, h)
 		}
 	}

@@ -30,6 +30,7 @@ func (h *holding) tryUpgrade(ctx context.Context, r *request) error {
 	if ctx.Err() != nil {
 		return ended(ctx, false)
 	}
+	defer l.work()()
 	done, err := h.beginUpgrade()
 	if err != nil {
 		return err
@@ -42,6 +43,15 @@ func (h *holding) tryUpgrade(ctx context.Context, r *request) error {
 	default:
 		done()
 		return &reason{"the lock is " + mode.String() + ": acquire it with Upgradeable", []error{errors.ErrUnsupported}}
+	}
+	t := h.tenure()
+	var upgrader driver.Upgrader
+	if t != nil {
+		var ok bool
+		if upgrader, ok = t.hold.(driver.Upgrader); !ok {
+			done()
+			return errors.ErrUnsupported
+		}
 	}
 	// The end of the holding ends the wait too.
 	held, cancel := context.WithCancelCause(ctx)
@@ -56,28 +66,23 @@ func (h *holding) tryUpgrade(ctx context.Context, r *request) error {
 		}
 		return l.wordQueueError(ctx, r, err)
 	}
-	if l.inProcess {
+	if t == nil {
 		done()
 		return h.over()
 	}
-	hold, ok := h.tenure().hold.(driver.Upgrader)
-	if !ok {
-		done()
-		return errors.ErrUnsupported
-	}
 	a, pending, err := l.ask(held, r, waited, nil, func(ctx context.Context, wait time.Duration, _ bool) (driver.Grant, error) {
-		token, err := hold.Upgrade(ctx, wait)
+		token, err := upgrader.Upgrade(ctx, wait)
 		return driver.Grant{Token: token}, err
 	})
 	switch {
 	case pending != nil:
 		l.inBackground(func() {
-			<-pending
-			l.queue.Downgrade(&h.place)
+			a := <-pending
+			h.notUpgraded(t, a.err)
 			done()
 		})
 	case err != nil:
-		l.queue.Downgrade(&h.place)
+		h.notUpgraded(t, a.err)
 		done()
 	default:
 		done()
@@ -87,6 +92,18 @@ func (h *holding) tryUpgrade(ctx context.Context, r *request) error {
 		return e
 	}
 	return err
+}
+
+// notUpgraded undoes what an upgrade that failed did in this process.
+func (h *holding) notUpgraded(t *tenure, err error) {
+	if !errors.Is(err, ErrLost) {
+		h.locker.queue.Downgrade(&h.place)
+		return
+	}
+	if last := h.locker.detach(t); last != nil {
+		last.cancel()
+	}
+	h.lose(err)
 }
 
 // beginUpgrade makes sure that there is one upgrade at a time, and that Release
@@ -111,21 +128,12 @@ func (h *holding) beginUpgrade() (done func(), err error) {
 	}, nil
 }
 
-// waitForUpgrade waits until the upgrade under way has ended, for a bounded
-// time.
-func (h *holding) waitForUpgrade() {
+// upgrading returns a channel that is closed when the upgrade under way has
+// ended, or nil if there is none.
+func (h *holding) upgrading() <-chan struct{} {
 	h.mu.Lock()
-	upgrading := h.more.upgrade
-	h.mu.Unlock()
-	if upgrading == nil {
-		return
-	}
-	timer := time.NewTimer(h.locker.options.ReleaseTimeout)
-	defer timer.Stop()
-	select {
-	case <-upgrading:
-	case <-timer.C:
-	}
+	defer h.mu.Unlock()
+	return h.more.upgrade
 }
 
 // upgraded notes the new token.

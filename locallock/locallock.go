@@ -111,7 +111,7 @@ func (b *Backend) Holders(_ context.Context, resource string, mode driver.Mode) 
 		return nil, errors.New("empty resource")
 	}
 	var holders []driver.Holder
-	for _, p := range b.queue.Holders(resource) {
+	for _, p := range b.queue.Holders(resource, mode == driver.Permit) {
 		var h driver.Holder
 		switch v := p.Value.(type) {
 		case driver.Holder:
@@ -123,9 +123,7 @@ func (b *Backend) Holders(_ context.Context, resource string, mode driver.Mode) 
 		}
 		h.Mode, _ = p.Kind()
 		h.Token = p.Token()
-		if (h.Mode == driver.Permit) == (mode == driver.Permit) {
-			holders = append(holders, h)
-		}
+		holders = append(holders, h)
 	}
 	return holders, nil
 }

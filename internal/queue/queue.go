@@ -91,7 +91,7 @@ func (g *Gate) Done() <-chan struct{} { return g.done }
 // A Place is one goroutine's place in the order of a name, from Enter until
 // Leave or Pass. It is embedded in what represents the holding.
 type Place struct {
-	// Value is what Holders shows for the place. It is set before Enter.
+	// Value is what Holders and All show for the place. It is set before Enter.
 	Value any
 
 	entry *entry
@@ -168,7 +168,7 @@ type Admission struct {
 // comes together with the end of ctx or of the time is taken: callers who must
 // not have it check and leave.
 func (q *Queue) Enter(ctx context.Context, p *Place, r Request) (Admission, error) {
-	s := &q.shards[maphash.String(q.seed, r.Name)%shardCount]
+	s := q.shard(r.Name)
 	s.mu.Lock()
 	if r.Gate.Closed() {
 		s.mu.Unlock()
@@ -261,7 +261,7 @@ func (q *Queue) Pass(p *Place, baton any) bool {
 	e.shard.mu.Lock()
 	defer e.shard.mu.Unlock()
 	w := e.head
-	if !p.in || w == nil || w.place.mode != p.mode || w.place.limit != p.limit {
+	if !p.in || w == nil || w.place.mode != p.mode || w.place.limit != p.limit || e.upgrade != nil || e.unsettled != nil {
 		return false
 	}
 	e.remove(p)
@@ -304,16 +304,16 @@ func (q *Queue) Upgrade(ctx context.Context, p *Place, wait time.Duration, g *Ga
 	s.mu.Unlock()
 
 	err = w.wait(ctx, wait, g)
-	if err != nil {
-		s.mu.Lock()
-		switch {
-		case w.admitted:
-			err = nil
-		case e.upgrade == w:
-			e.upgrade = nil
-			q.advance(e)
-		}
-		s.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case w.admitted:
+		return true, nil
+	case e.upgrade == w:
+		e.upgrade = nil
+		q.advance(e)
+	case err == nil:
+		err = ErrClosed
 	}
 	return true, err
 }
@@ -329,24 +329,37 @@ func (q *Queue) Downgrade(p *Place) {
 	}
 }
 
-// Holders returns the places of all names that are admitted, or of the one
-// name, if it isn't empty. The result is a snapshot.
-func (q *Queue) Holders(name string) []*Place {
+// All returns the places of all names that are admitted. The result is a
+// snapshot of each name.
+func (q *Queue) All() []*Place {
 	var all []*Place
 	for i := range q.shards {
 		s := &q.shards[i]
 		s.mu.Lock()
 		for _, m := range []map[string]*entry{s.locks, s.permits} {
 			for _, e := range m {
-				if name != "" && e.name != name {
-					continue
-				}
 				all = e.appendHolders(all)
 			}
 		}
 		s.mu.Unlock()
 	}
 	return all
+}
+
+// Holders returns the places of the name that are admitted: those of permits,
+// or the others. The result is a snapshot.
+func (q *Queue) Holders(name string, permit bool) []*Place {
+	s := q.shard(name)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.table(permit)[name]; e != nil {
+		return e.appendHolders(nil)
+	}
+	return nil
+}
+
+func (q *Queue) shard(name string) *shard {
+	return &q.shards[maphash.String(q.seed, name)%shardCount]
 }
 
 func (e *entry) appendHolders(all []*Place) []*Place {
@@ -451,8 +464,9 @@ func (e *entry) remove(p *Place) {
 	if e.unsettled == p {
 		e.unsettled = nil
 	}
-	if e.upgrade != nil && e.upgrade.place == p {
+	if w := e.upgrade; w != nil && w.place == p {
 		e.upgrade = nil
+		w.ready <- struct{}{} // there is nothing to wait for any more
 	}
 	p.in = false
 }
