@@ -241,7 +241,11 @@ func (r *runner) acquire() (*distlock.Lock, error) {
 		r.verbosely("acquired %q after %v%s", r.resource, time.Since(begun).Round(time.Millisecond), token)
 		return got.lock, nil
 	case errors.Is(err, distlock.ErrNotAcquired):
-		return nil, &exitError{exitNotAcquired, fmt.Errorf("%w; to wait longer, set --timeout; to see who holds it, -v", err)}
+		hint := "to wait longer, set --timeout"
+		if !r.verbose {
+			hint += "; to see who holds it, -v"
+		}
+		return nil, &exitError{exitNotAcquired, fmt.Errorf("%w; %s", err, hint)}
 	case errors.Is(err, distlock.ErrBadArgument), errors.Is(err, errors.ErrUnsupported) && (r.shared || r.semaphore > 0):
 		return nil, &exitError{exitUsage, err}
 	default:
