@@ -3,8 +3,8 @@ SHELL       := bash
 
 GO ?= go
 
-# make vet builds and vets for these; the first is the one that -race runs on.
-SYSTEMS := linux darwin windows freebsd
+# What make vet builds and vets for.
+SYSTEMS := linux darwin windows
 
 # make test TESTFLAGS='-run TestX -v' and the like. CI=true in the environment
 # makes a test that finds something missing fail where it would else skip.
@@ -17,15 +17,16 @@ GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
 .PHONY: help
 help:
-	@echo 'make test    install what the tests need, vet, and run all tests'
+	@echo 'make test    install what the tests need, run all tests, and vet'
 	@echo 'make vet     vet all modules, for: $(SYSTEMS)'
 	@echo 'make lint    formatting, static analysis, known vulnerabilities'
 	@echo 'make fmt     format all Go files'
 	@echo 'make bench   run all benchmarks, and compare with the floor where there is one'
 
 .PHONY: test
-test: deps vet
+test: deps
 	$(GO) test -race -shuffle=on $(TESTFLAGS) work
+	@$(MAKE) --no-print-directory vet
 
 # The race detector needs cgo, and that a C compiler.
 .PHONY: deps
@@ -39,15 +40,18 @@ deps:
 	fi; \
 	if ! ready; then echo 'go test -race needs a C compiler, and CGO_ENABLED not to be 0' >&2; exit 1; fi
 
+# With -race for this system: what the tests have built serves again then.
 .PHONY: vet
-vet:
+vet: deps
 	@for os in $(SYSTEMS); do \
 		echo "GOOS=$$os $(GO) vet work"; \
-		GOOS=$$os CGO_ENABLED=0 $(GO) vet work; \
+		if [ "$$os" = "$$($(GO) env GOOS)" ]; then $(GO) vet -race work; \
+		else GOOS=$$os CGO_ENABLED=0 $(GO) vet work; fi; \
 	done
 
 .PHONY: lint
 lint: gofumpt golangci govulncheck
+	@$(MAKE) --no-print-directory vet SYSTEMS=freebsd
 
 .PHONY: gofumpt
 gofumpt:
