@@ -28,11 +28,11 @@ type Harness struct {
 	// may.
 	Tokens bool
 
-	// Sever ends the session behind the grant in the way that it would end in the
-	// field: it kills the connection at the server, breaks the lease, deletes the
-	// file. When it returns the store has begun to see it so. The backend must not
-	// be told.
-	Sever func(t testing.TB, b driver.Backend, resource string, g driver.Grant)
+	// Sever ends the session behind what b was granted for r, in the way that it
+	// would end in the field: it kills the connection at the server, breaks the
+	// lease, deletes the file. When it returns the store has begun to see it so.
+	// The backend must not be told.
+	Sever func(t testing.TB, b driver.Backend, r driver.Request, g driver.Grant)
 
 	// LossBound is how long after Sever the loss may take to show, to the holder
 	// and to others. It doesn't cover the pause between renewals. Zero means two

@@ -133,7 +133,7 @@ var lockers = throughDistlock([]clause{
 		a, b := t.lockerOn(tap, nil), t.locker(nil)
 		name := t.resource()
 		l := t.lock(a, name)
-		t.h.Sever(t, tap.Backend, name, tap.grant())
+		tap.sever(t)
 		next := t.lockWithin(t.h.lossBound(), b, name, "after its holder's session was ended")
 		if err := l.Release(); !errors.Is(err, distlock.ErrLost) {
 			t.Fatalf("Release of what was lost must be ErrLost, not: %v", err)
@@ -150,9 +150,7 @@ var lockers = throughDistlock([]clause{
 		l := t.lock(a, name)
 		ctx, cancel := l.Context(t.Context())
 		defer cancel()
-		g := tap.grant()
-		t.h.Sever(t, tap.Backend, name, g)
-		lease := g.Session.Lease()
+		lease := tap.sever(t)
 		bound := t.h.lossBound() + prompt + lease.Every + lease.TTL
 		select {
 		case <-l.Done():
@@ -341,9 +339,7 @@ var lockers = throughDistlock([]clause{
 		name := t.resource()
 		errWork := errors.New("the work failed")
 		err := a.Do(t.Context(), name, func(ctx context.Context) error {
-			g := tap.grant()
-			t.h.Sever(t, tap.Backend, name, g)
-			lease := g.Session.Lease()
+			lease := tap.sever(t)
 			select {
 			case <-ctx.Done():
 			case <-time.After(t.h.lossBound() + prompt + lease.Every + lease.TTL):
@@ -647,8 +643,9 @@ type tap struct {
 	driver.Backend
 	deaf bool
 
-	mu   sync.Mutex
-	last driver.Grant
+	mu      sync.Mutex
+	request driver.Request // the last one that was granted
+	grant   driver.Grant
 }
 
 func (p *tap) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
@@ -657,7 +654,7 @@ func (p *tap) Acquire(ctx context.Context, r driver.Request) (driver.Grant, erro
 		return g, err
 	}
 	p.mu.Lock()
-	p.last = g
+	p.request, p.grant = r, g
 	p.mu.Unlock()
 	if p.deaf {
 		g.Session = deaf{g.Session}
@@ -665,10 +662,12 @@ func (p *tap) Acquire(ctx context.Context, r driver.Request) (driver.Grant, erro
 	return g, nil
 }
 
-func (p *tap) grant() driver.Grant {
+// sever ends the session of the last grant and returns how it was kept.
+func (p *tap) sever(t *trial) driver.Lease {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.last
+	t.h.Sever(t, p.Backend, p.request, p.grant)
+	return p.grant.Session.Lease()
 }
 
 type deaf struct{ driver.Session }

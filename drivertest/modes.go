@@ -184,9 +184,10 @@ var modes = []clause{
 	{name: "P15_permit_of_the_dead_comes_back", modes: withPermits, needs: "Sever", run: func(t *trial) {
 		a, b := t.two()
 		name := t.resource()
-		g := t.get(a, t.permit(a, name, 2))
+		r := t.permit(a, name, 2)
+		g := t.get(a, r)
 		t.take(b, t.permit(b, name, 2))
-		t.h.Sever(t, a, name, g)
+		t.h.Sever(t, a, r, g)
 		t.freeWithin(t.h.lossBound(), b, t.permit(b, name, 2), "after its holder's session was ended")
 		t.take(b, t.permit(b, name, 2))
 		t.refused(b, t.permit(b, name, 2), "though both are taken, one of them after a loss")

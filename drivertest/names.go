@@ -87,7 +87,7 @@ func distinct(names ...string) func(*trial) {
 func areDistinct(t *trial, names []string) {
 	t.Helper()
 	b := t.open()
-	prefix := fmt.Sprintf("%s%x%x", once[:4], runs.Load(), t.count.Add(1))
+	prefix := fmt.Sprintf("%s%x-%x", once[:4], t.number, t.names.Add(1))
 	held := make(map[string]driver.Grant)
 	for _, s := range names {
 		r := t.request(b, prefix+s, driver.Exclusive)

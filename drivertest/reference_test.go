@@ -73,7 +73,7 @@ func (s *store) harness() *Harness {
 		Tokens:  true,
 		TTL:     leasing,
 		Secrets: []string{secret},
-		Sever: func(_ testing.TB, _ driver.Backend, _ string, g driver.Grant) {
+		Sever: func(_ testing.TB, _ driver.Backend, _ driver.Request, g driver.Grant) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			g.Session.(interface{ base() *session }).base().die()

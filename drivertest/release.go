@@ -66,8 +66,9 @@ var releasing = []clause{
 	{name: "P09_release_after_loss_is_ErrLost", needs: "Sever", run: func(t *trial) {
 		a, b := t.two()
 		name := t.resource()
-		g := t.get(a, t.request(a, name, driver.Exclusive))
-		t.h.Sever(t, a, name, g)
+		r := t.request(a, name, driver.Exclusive)
+		g := t.get(a, r)
+		t.h.Sever(t, a, r, g)
 		t.take(b, t.request(b, name, driver.Exclusive))
 		if err := t.releaseErr(g); !errors.Is(err, driver.ErrLost) {
 			t.Fatalf("Release of what was lost must be ErrLost, not: %v", err)
@@ -76,8 +77,9 @@ var releasing = []clause{
 	{name: "P09_S11_release_after_loss_spares_next_holder", needs: "Sever", run: func(t *trial) {
 		a, b := t.two()
 		name := t.resource()
-		g := t.get(a, t.request(a, name, driver.Exclusive))
-		t.h.Sever(t, a, name, g)
+		r := t.request(a, name, driver.Exclusive)
+		g := t.get(a, r)
+		t.h.Sever(t, a, r, g)
 		next := t.take(b, t.request(b, name, driver.Exclusive))
 		t.releaseErr(g)
 		witness := t.open()
@@ -115,9 +117,10 @@ var releasing = []clause{
 	{name: "P11_pass_after_loss_fails", needs: "Sever tokens", run: func(t *trial) {
 		a, b := t.two()
 		name := t.resource()
-		g := t.get(a, t.request(a, name, driver.Exclusive))
+		r := t.request(a, name, driver.Exclusive)
+		g := t.get(a, r)
 		p := t.passer(g)
-		t.h.Sever(t, a, name, g)
+		t.h.Sever(t, a, r, g)
 		t.take(b, t.request(b, name, driver.Exclusive))
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
@@ -130,8 +133,9 @@ var releasing = []clause{
 	{name: "P10_S32_backend_works_on_after_loss", needs: "Sever", run: func(t *trial) {
 		b := t.open()
 		name := t.resource()
-		g := t.get(b, t.request(b, name, driver.Exclusive))
-		t.h.Sever(t, b, name, g)
+		r := t.request(b, name, driver.Exclusive)
+		g := t.get(b, r)
+		t.h.Sever(t, b, r, g)
 		t.eventually(t.h.lossBound(), "a resource that was never held can be had after another was lost", func() bool {
 			r := t.request(b, t.resource(), driver.Exclusive)
 			g, err := t.try(b, r)

@@ -83,28 +83,31 @@ func (r *running) leaveOut(reason, name string) {
 
 // run runs the cases as subtests: first those that may run side by side.
 func (r *running) run(cases []clause) {
-	var together sync.WaitGroup
+	var together, executing sync.WaitGroup
 	slots := make(chan struct{}, abreast)
 	for _, c := range cases {
-		if !c.alone {
-			together.Go(func() {
-				slots <- struct{}{}
-				defer func() { <-slots }()
-				r.runOne(c)
-			})
+		if c.alone {
+			continue
 		}
+		executing.Add(1)
+		together.Go(func() {
+			slots <- struct{}{}
+			done := sync.OnceFunc(func() { <-slots; executing.Done() })
+			defer done()
+			r.runOne(c, done, executing.Wait)
+		})
 	}
 	together.Wait()
 	for _, c := range cases {
 		if c.alone {
-			r.runOne(c)
+			r.runOne(c, func() {}, func() {})
 		}
 	}
 }
 
-func (r *running) runOne(c clause) {
+func (r *running) runOne(c clause, done, alone func()) {
 	r.t.Run(c.name, func(t *testing.T) {
-		o := c.execute(t, r.h, r.limit)
+		o := c.execute(t, r.h, r.limit, done, alone)
 		if o.skipped != "" {
 			r.leaveOut(o.skipped, c.name)
 		}

@@ -70,9 +70,10 @@ var sessions = []clause{
 	{name: "P13_session_is_what_ends_together", needs: "Sever", run: func(t *trial) {
 		a, b := t.two()
 		name, other := t.resource(), t.resource()
-		g := t.get(a, t.request(a, name, driver.Exclusive))
+		r := t.request(a, name, driver.Exclusive)
+		g := t.get(a, r)
 		beside := t.hold(a, other)
-		t.h.Sever(t, a, name, g)
+		t.h.Sever(t, a, r, g)
 		t.take(b, t.request(b, name, driver.Exclusive))
 		if beside.Session != g.Session {
 			t.held(b, other, "though only another session was ended")
@@ -86,27 +87,30 @@ var sessions = []clause{
 	{name: "P11_S21_loss_is_reported", needs: "Sever", run: func(t *trial) {
 		a, b := t.two()
 		name := t.resource()
-		g := t.get(a, t.request(a, name, driver.Exclusive))
+		r := t.request(a, name, driver.Exclusive)
+		g := t.get(a, r)
 		if g.Session == nil {
 			t.Fatalf("Harness.Sever is set, but the grant has no session")
 		}
-		t.h.Sever(t, a, name, g)
+		t.h.Sever(t, a, r, g)
 		t.reportsLoss(g, "after Harness.Sever")
 		t.freeWithin(t.h.lossBound(), b, t.request(b, name, driver.Exclusive), "after its session was ended")
 	}},
 	{name: "P11_S22_renew_of_what_another_has_is_ErrLost", needs: "Sever", run: func(t *trial) {
 		a, b := t.two()
 		name := t.resource()
-		g := t.get(a, t.request(a, name, driver.Exclusive))
-		t.h.Sever(t, a, name, g)
+		r := t.request(a, name, driver.Exclusive)
+		g := t.get(a, r)
+		t.h.Sever(t, a, r, g)
 		t.take(b, t.request(b, name, driver.Exclusive))
 		t.renewIsErrLost(g, "while another holds the resource")
 	}},
 	{name: "P11_lost_stays_lost", needs: "Sever", run: func(t *trial) {
 		a, b := t.two()
 		name := t.resource()
-		g := t.get(a, t.request(a, name, driver.Exclusive))
-		t.h.Sever(t, a, name, g)
+		r := t.request(a, name, driver.Exclusive)
+		g := t.get(a, r)
+		t.h.Sever(t, a, r, g)
 		t.free(b, t.request(b, name, driver.Exclusive), "after its session was ended")
 		t.renewIsErrLost(g, "after another had the resource")
 		for range 3 {
@@ -120,8 +124,9 @@ var sessions = []clause{
 		a, b := t.two()
 		witness := t.open()
 		name := t.resource()
-		g := t.get(a, t.request(a, name, driver.Exclusive))
-		t.h.Sever(t, a, name, g)
+		r := t.request(a, name, driver.Exclusive)
+		g := t.get(a, r)
+		t.h.Sever(t, a, r, g)
 		next := t.take(b, t.request(b, name, driver.Exclusive))
 		t.renew(g.Session)
 		t.held(witness, name, "after the holder before, who had lost it, renewed")
@@ -145,8 +150,9 @@ var sessions = []clause{
 	{name: "P13_abandon_does_not_block", needs: "Sever", run: func(t *trial) {
 		a := t.open()
 		name := t.resource()
-		g := t.get(a, t.request(a, name, driver.Exclusive))
-		t.h.Sever(t, a, name, g)
+		r := t.request(a, name, driver.Exclusive)
+		g := t.get(a, r)
+		t.h.Sever(t, a, r, g)
 		returned := make(chan struct{})
 		go func() {
 			defer close(returned)

@@ -69,7 +69,7 @@ func run(t *testing.T, cases []clause, defect string, leases, fully bool) map[st
 			}
 			o := outcome{skipped: c.missing(h, (&memory{store: s}).Info())}
 			if o.skipped == "" {
-				o = c.execute(t, h, time.Minute)
+				o = c.execute(t, h, time.Minute, func() {}, func() {})
 			}
 			close(s.end)
 			if !c.real {

@@ -114,9 +114,10 @@ var tokens = []clause{
 		name := t.resource()
 		var l ladder
 		for range 2 {
-			g := t.get(a, t.request(a, name, driver.Exclusive))
+			r := t.request(a, name, driver.Exclusive)
+			g := t.get(a, r)
 			l.next(t, g.Token, "after a loss")
-			t.h.Sever(t, a, name, g)
+			t.h.Sever(t, a, r, g)
 			next := t.take(b, t.request(b, name, driver.Exclusive))
 			l.next(t, next.Token, "after a loss")
 			t.release(next)

@@ -5,6 +5,8 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"sync"
@@ -30,18 +32,18 @@ const (
 // A trial is one run of one case.
 type trial struct {
 	*recorder
-	h *Harness
-
-	count atomic.Int64
+	h      *Harness
+	number uint64 // of this run, in this process
+	names  atomic.Int64
 
 	stateMu  sync.Mutex
 	packages map[string]bool // of the backends
 	keepers  map[driver.Session]*keeper
 }
 
-func newTrial(r *recorder, h *Harness) *trial {
+func newTrial(r *recorder, h *Harness, number uint64) *trial {
 	return &trial{
-		recorder: r, h: h,
+		recorder: r, h: h, number: number,
 		packages: map[string]bool{modulePath: true},
 		keepers:  make(map[driver.Session]*keeper),
 	}
@@ -50,7 +52,12 @@ func newTrial(r *recorder, h *Harness) *trial {
 // modulePath is that of package distlock and its neighbours.
 var modulePath = strings.TrimSuffix(reflect.TypeFor[driver.Info]().PkgPath(), "/driver")
 
+// isOurs reports whether the stack, of a goroutine profile, is inside this
+// module or the package of a backend.
 func (t *trial) isOurs(stack string) bool {
+	if !strings.Contains(stack, "#\t") {
+		return true // it has yet to run, and is anybody's
+	}
 	t.stateMu.Lock()
 	defer t.stateMu.Unlock()
 	for p := range t.packages {
@@ -110,15 +117,16 @@ var once = rand.Text()[:8]
 
 // resource returns a name that nobody else uses.
 func (t *trial) resource() string {
-	return fmt.Sprintf("drivertest/%s/%s/%d/%d", once, t.name, runs.Load(), t.count.Add(1))
+	return fmt.Sprintf("drivertest/%s/%s/%d/%d", once, t.name, t.number, t.names.Add(1))
 }
 
 // request returns a new attempt to get the resource.
 func (t *trial) request(b driver.Backend, resource string, mode driver.Mode) driver.Request {
 	r := driver.Request{
 		Resource: resource, Mode: mode, TTL: t.h.ttl(b.Info()),
-		Owner: driver.Owner{Host: "host.example", PID: 4711, Program: "drivertest", Note: "a test"},
+		Owner: driver.Owner{PID: os.Getpid(), Program: filepath.Base(os.Args[0]), Note: "drivertest"},
 	}
+	r.Owner.Host, _ = os.Hostname() // as package distlock does
 	rand.Read(r.Owner.ID[:])
 	if mode == driver.Permit {
 		r.Limit = 1

@@ -21,11 +21,12 @@ const grace = 2 * time.Second
 var runs atomic.Uint64
 
 // execute runs the case in a goroutine of its own, for limit at most, and
-// returns what came of it.
-func (c *clause) execute(tb testing.TB, h *Harness, limit time.Duration) outcome {
+// returns what came of it. When the case is over it calls done, and if there
+// are goroutines left, alone, which returns when no other case runs any more.
+func (c *clause) execute(tb testing.TB, h *Harness, limit time.Duration, done, alone func()) outcome {
 	r := newRecorder(tb, c.name)
-	id := fmt.Sprintf("%s-%d", c.name, runs.Add(1))
-	t := newTrial(r, h)
+	t := newTrial(r, h, runs.Add(1))
+	id := fmt.Sprintf("%s-%d", c.name, t.number)
 	ended := make(chan struct{})
 	go func() {
 		pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), pprof.Labels(label, id)))
@@ -39,8 +40,14 @@ func (c *clause) execute(tb testing.TB, h *Harness, limit time.Duration) outcome
 	defer watchdog.Stop()
 	select {
 	case <-ended:
-		if !r.Failed() {
-			t.checkGoroutines(id)
+		done()
+		if r.Failed() || len(t.leftGoroutines(id)) == 0 {
+			break
+		}
+		// What all backends share may live on while other cases have some.
+		alone()
+		if left := t.leftGoroutines(id); len(left) > 0 {
+			r.record(true, fmt.Sprintf("goroutines are left %v after the backends were closed:\n\n%s", grace, strings.Join(left, "\n\n")))
 		}
 	case <-watchdog.C:
 		r.record(true, fmt.Sprintf("it hangs: no end after %v. Its goroutines:\n\n%s", limit, strings.Join(goroutines(id), "\n\n")))
@@ -49,31 +56,27 @@ func (c *clause) execute(tb testing.TB, h *Harness, limit time.Duration) outcome
 		case <-ended:
 		case <-time.After(grace):
 		}
+		done()
 	}
 	return r.close()
 }
 
-// checkGoroutines fails the case if goroutines that it started are still inside
-// this module, or inside the backend's package.
-func (t *trial) checkGoroutines(id string) {
-	var left []string
+// leftGoroutines returns the goroutines of the case that are inside this
+// module, or inside the backend's package, and don't end within the grace.
+func (t *trial) leftGoroutines(id string) []string {
 	pause := time.Millisecond
 	for deadline := time.Now().Add(grace); ; time.Sleep(pause) {
 		pause *= 2
-		left = left[:0]
+		var left []string
 		for _, stack := range goroutines(id) {
 			if t.isOurs(stack) {
 				left = append(left, stack)
 			}
 		}
-		if len(left) == 0 {
-			return
-		}
-		if time.Now().After(deadline) {
-			break
+		if len(left) == 0 || time.Now().After(deadline) {
+			return left
 		}
 	}
-	t.Errorf("goroutines are left %v after the backends were closed:\n\n%s", grace, strings.Join(left, "\n\n"))
 }
 
 // goroutines returns the stacks of the goroutines labelled with id. Those that
