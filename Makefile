@@ -79,7 +79,7 @@ govulncheck:
 		echo "govulncheck in $$dir"; \
 		out=$$(cd $$dir && $(GO) run $(GOVULNCHECK) ./... 2>&1) && { echo "$$out"; continue; }; \
 		echo "$$out"; \
-		if grep -q 'fetching vulnerabilities: Get "https://vuln.go.dev/' <<<"$$out"; then \
+		if grep -Eq 'Get "https://vuln.go.dev/[^"]*": (dial|proxyconnect|net/http: TLS handshake timeout|context deadline)' <<<"$$out"; then \
 			echo 'WARNING: vuln.go.dev cannot be reached: NOT checked for known vulnerabilities' >&2; \
 		else \
 			failed=1; \
