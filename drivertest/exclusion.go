@@ -64,12 +64,28 @@ var exclusion = []clause{
 	}},
 	{name: "P03_S04_closed_is_not_ErrHeld", run: func(t *trial) {
 		b := t.openUnclosed()
-		if err := b.Close(); err != nil {
-			t.Fatalf("Close: %v", err)
-		}
+		t.close(b)
 		if _, err := t.try(b, t.request(b, t.resource(), driver.Exclusive)); errors.Is(err, driver.ErrHeld) {
 			t.Fatalf("nobody holds it, but after Close: %v", err)
 		}
+	}},
+	{name: "P03_crossed_waits_end_and_keep_what_is_held", run: func(t *trial) {
+		a, b := t.two()
+		one, two := t.resource(), t.resource()
+		t.hold(a, one)
+		t.hold(b, two)
+		const wait = 300 * time.Millisecond
+		first := t.start(a, t.request(a, two, driver.Exclusive), wait)
+		second := t.start(b, t.request(b, one, driver.Exclusive), wait)
+		for _, w := range []*waiter{first, second} {
+			w.answered(wait+prompt, "though its time is over")
+			if !errors.Is(w.err, driver.ErrHeld) && !errors.Is(w.err, driver.ErrDeadlock) {
+				t.Errorf("a wait that can't succeed, as the other waits for this one, must end with ErrHeld or ErrDeadlock, not: %v", w.err)
+			}
+		}
+		witness := t.open()
+		t.held(witness, one, "after its holder waited in vain for another")
+		t.held(witness, two, "after its holder waited in vain for another")
 	}},
 	{name: "P10_S13_resource_can_be_had_again", run: func(t *trial) {
 		a, b := t.two()
@@ -99,9 +115,7 @@ var exclusion = []clause{
 		b := t.openUnclosed()
 		name := t.resource()
 		t.release(t.hold(b, name))
-		if err := b.Close(); err != nil {
-			t.Fatalf("Close: %v", err)
-		}
+		t.close(b)
 		if g, err := t.try(b, t.request(b, name, driver.Exclusive)); err == nil {
 			t.Fatalf("granted after Close: %v", g)
 		}
@@ -112,9 +126,7 @@ var exclusion = []clause{
 		name := t.resource()
 		t.release(t.hold(a, name))
 		g := t.hold(b, name)
-		if err := a.Close(); err != nil {
-			t.Fatalf("Close: %v", err)
-		}
+		t.close(a)
 		t.held(witness, name, "though only another backend was closed")
 		t.release(g)
 	}},
@@ -122,9 +134,7 @@ var exclusion = []clause{
 		a, b := t.openUnclosed(), t.open()
 		name := t.resource()
 		g := t.get(a, t.request(a, name, driver.Exclusive))
-		if err := a.Close(); err != nil {
-			t.Fatalf("Close: %v", err)
-		}
+		t.close(a)
 		if g.Session == nil {
 			t.Skip("the backend's grants have no session")
 		}
@@ -141,9 +151,8 @@ var exclusion = []clause{
 		t.ask(ctx, b, t.request(b, name, driver.Exclusive))
 		t.saw(g.Hold.Release(ctx))
 		t.release(g)
-		t.saw(b.Close())
+		t.close(b)
 		t.try(b, t.request(b, name, driver.Exclusive))
-		t.releaseErr(g)
 	}},
 }
 

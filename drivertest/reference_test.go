@@ -618,6 +618,9 @@ func (m *memory) await(ctx context.Context, r driver.Request) (driver.Grant, err
 		s.leave(50)
 		defer s.leave(-50)
 	}
+	if wait > 0 && s.is("crossed waits are some error") && m.crosses(r) {
+		return driver.Grant{}, errStore
+	}
 	for {
 		g, ok := m.grant(r)
 		if ok {
@@ -670,6 +673,20 @@ func (m *memory) await(ctx context.Context, r driver.Request) (driver.Grant, err
 			return driver.Grant{}, errStore
 		}
 	}
+}
+
+// crosses reports whether somebody waits for what the backend holds beside the
+// resource that it asks for.
+func (m *memory) crosses(r driver.Request) bool {
+	s := m.store
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for key, e := range s.locks {
+		if key != r.Resource && len(e.waiters) > 0 && slices.ContainsFunc(e.records, func(r *record) bool { return r.session.memory == m }) {
+			return true
+		}
+	}
+	return false
 }
 
 // linger waits on for nobody.

@@ -50,9 +50,7 @@ var tokens = []clause{
 			g := t.hold(b, name)
 			l.next(t, g.Token, "after all backends before were closed")
 			t.release(g)
-			if err := b.Close(); err != nil {
-				t.Fatalf("Close: %v", err)
-			}
+			t.close(b)
 		}
 	}},
 	{name: "P14_token_grows_from_reader_to_reader", needs: "tokens", modes: driver.ModesOf(driver.Shared), run: func(t *trial) {
@@ -138,9 +136,7 @@ var tokens = []clause{
 		var l ladder
 		l.next(t, g.Token, "")
 		t.release(g)
-		if err := a.Close(); err != nil {
-			t.Fatalf("Close: %v", err)
-		}
+		t.close(a)
 		t.h.Restart(t)
 		b := t.open()
 		var next driver.Grant

@@ -39,6 +39,7 @@ type trial struct {
 	stateMu  sync.Mutex
 	packages map[string]bool // of the backends
 	keepers  map[driver.Session]*keeper
+	closed   map[driver.Backend]bool // by the case itself
 }
 
 func newTrial(r *recorder, h *Harness, number uint64) *trial {
@@ -46,6 +47,7 @@ func newTrial(r *recorder, h *Harness, number uint64) *trial {
 		recorder: r, h: h, number: number,
 		packages: map[string]bool{modulePath: true},
 		keepers:  make(map[driver.Session]*keeper),
+		closed:   make(map[driver.Backend]bool),
 	}
 }
 
@@ -95,6 +97,26 @@ func (t *trial) openUnclosed() driver.Backend {
 	defer t.stateMu.Unlock()
 	t.packages[typ.PkgPath()] = true
 	return b
+}
+
+// close closes a backend of openUnclosed. What was granted through it is its own
+// business from then on.
+func (t *trial) close(b driver.Backend) {
+	t.Helper()
+	t.stateMu.Lock()
+	t.closed[b] = true
+	t.stateMu.Unlock()
+	err := b.Close()
+	t.saw(err)
+	if err != nil {
+		t.Fatalf("Close: %v", err)
+	}
+}
+
+func (t *trial) isClosed(b driver.Backend) bool {
+	t.stateMu.Lock()
+	defer t.stateMu.Unlock()
+	return t.closed[b]
 }
 
 // many returns how often to do what is to be done n times.
@@ -154,6 +176,9 @@ func (t *trial) ask(ctx context.Context, b driver.Backend, r driver.Request) (dr
 	if err == nil && g.Hold != nil {
 		t.Cleanup(func() {
 			t.drop(g)
+			if t.isClosed(b) {
+				return
+			}
 			ctx, cancel := context.WithTimeout(context.Background(), prompt)
 			defer cancel()
 			// Most are released already; what can't be must not outlive the case.
