@@ -1,0 +1,381 @@
+package queue
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/distlock-go/distlock/driver"
+)
+
+func request(mode driver.Mode, g *Gate) Request {
+	r := Request{Name: "a", Mode: mode, Wait: driver.Forever, Gate: g}
+	if mode == driver.Permit {
+		r.Limit = 1
+	}
+	return r
+}
+
+// enter returns a place that is admitted at once.
+func enter(t *testing.T, q *Queue, r Request) *Place {
+	t.Helper()
+	p := &Place{}
+	r.Wait = 0
+	if _, err := q.Enter(t.Context(), p, r); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// entering is a call of Enter in a goroutine of its own, inside of a bubble.
+type entering struct {
+	place  Place
+	cancel context.CancelFunc
+	done   bool
+	a      Admission
+	err    error
+}
+
+func startEnter(t *testing.T, q *Queue, r Request) *entering {
+	ctx, cancel := context.WithCancel(t.Context())
+	e := &entering{cancel: cancel}
+	go func() {
+		e.a, e.err = q.Enter(ctx, &e.place, r)
+		e.done = true
+	}()
+	synctest.Wait()
+	return e
+}
+
+func (e *entering) in(t *testing.T) bool {
+	t.Helper()
+	synctest.Wait()
+	if e.done && e.err != nil {
+		t.Fatal(e.err)
+	}
+	return e.done
+}
+
+func TestFirstComeFirstServedOverAllKinds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q, g := New(false), NewGate()
+		holder := enter(t, q, request(driver.Exclusive, g))
+		kinds := []driver.Mode{driver.Shared, driver.Exclusive, driver.Shared, driver.Upgradeable, driver.Exclusive}
+		var all []*entering
+		for _, mode := range kinds {
+			all = append(all, startEnter(t, q, request(mode, g)))
+		}
+		want := [][]bool{
+			{true, false, false, false, false}, // the reader; the writer behind it keeps out the next reader
+			{true, true, false, false, false},
+			{true, true, true, true, false}, // a reader and the upgradeable go together
+		}
+		for i, leave := range []*Place{holder, &all[0].place, &all[1].place} {
+			q.Leave(leave)
+			var got []bool
+			for _, e := range all {
+				got = append(got, e.in(t))
+			}
+			if !slices.Equal(got, want[i]) {
+				t.Fatalf("after %d have left: in are %v, want %v", i+1, got, want[i])
+			}
+		}
+		q.Leave(&all[2].place)
+		q.Leave(&all[3].place)
+		if !all[4].in(t) {
+			t.Fatal("the last one is not in")
+		}
+	})
+}
+
+func TestPermitsAreANameSpaceOfTheirOwn(t *testing.T) {
+	q, g := New(false), NewGate()
+	enter(t, q, request(driver.Exclusive, g))
+	enter(t, q, request(driver.Permit, g))
+	if _, err := q.Enter(t.Context(), &Place{}, Request{Name: "a", Mode: driver.Permit, Limit: 1, Gate: g}); !errors.Is(err, ErrTimeout) {
+		t.Fatalf("a second of one permit: %v", err)
+	}
+}
+
+func TestCancelledWaiterSwallowsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q, g := New(false), NewGate()
+		reader := enter(t, q, request(driver.Shared, g))
+		writer := startEnter(t, q, request(driver.Exclusive, g))
+		next := startEnter(t, q, request(driver.Shared, g))
+		writer.cancel()
+		synctest.Wait()
+		if !errors.Is(writer.err, context.Canceled) {
+			t.Fatalf("the cancelled one: %v", writer.err)
+		}
+		if !next.in(t) {
+			t.Fatal("the reader behind a writer that gave up still waits")
+		}
+		q.Leave(reader)
+		q.Leave(&next.place)
+		enter(t, q, request(driver.Exclusive, g))
+	})
+}
+
+// Whoever is admitted in the moment in which he gives up is in, and says so.
+func TestAdmittedWhileGivingUp(t *testing.T) {
+	q, g := New(false), NewGate()
+	for range 2000 {
+		holder := enter(t, q, request(driver.Exclusive, g))
+		ctx, cancel := context.WithCancel(t.Context())
+		waiting := make(chan struct{})
+		r := request(driver.Exclusive, g)
+		r.Waiting = func() { close(waiting) }
+		var p Place
+		result := make(chan error)
+		go func() {
+			_, err := q.Enter(ctx, &p, r)
+			result <- err
+		}()
+		<-waiting
+		go cancel()
+		q.Leave(holder)
+		if <-result == nil {
+			q.Leave(&p)
+		}
+		q.Leave(enter(t, q, request(driver.Exclusive, g)))
+	}
+}
+
+func TestNamesAreForgotten(t *testing.T) {
+	q, g := New(true), NewGate()
+	for i := range 10_000 {
+		r := request(driver.Mode(i%4), g)
+		r.Name = fmt.Sprint(i)
+		p := enter(t, q, r)
+		q.Settle(p)
+		if _, err := q.Enter(t.Context(), &Place{}, Request{Name: r.Name, Mode: r.Mode, Limit: 1, Gate: g}); err == nil != (r.Mode == driver.Shared) {
+			t.Fatalf("a second %v: %v", r.Mode, err)
+		}
+		for _, p := range q.All() {
+			q.Leave(p)
+		}
+	}
+	for i := range q.shards {
+		s := &q.shards[i]
+		if n := len(s.locks) + len(s.permits); n > 1 {
+			t.Fatalf("shard %d remembers %d names that nobody uses", i, n)
+		}
+	}
+}
+
+func TestUpgradeGoesFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q, g := New(false), NewGate()
+		up := enter(t, q, request(driver.Upgradeable, g))
+		reader := enter(t, q, request(driver.Shared, g))
+		upgraded := false
+		go func() {
+			if _, err := q.Upgrade(t.Context(), up, driver.Forever, g); err != nil {
+				t.Error(err)
+			}
+			upgraded = true
+		}()
+		synctest.Wait()
+		late := startEnter(t, q, request(driver.Shared, g))
+		if late.in(t) || upgraded {
+			t.Fatal("a new reader gets in before the upgrade, or the upgrade beside a reader")
+		}
+		before := up.Token()
+		q.Leave(reader)
+		synctest.Wait()
+		if !upgraded || late.in(t) || up.Token() <= before {
+			t.Fatal("the upgrade doesn't come when the readers are gone, alone, and with a larger token")
+		}
+		q.Downgrade(up)
+		if !late.in(t) {
+			t.Fatal("no reader beside a place that is upgradeable again")
+		}
+	})
+}
+
+func TestUpgradeGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q, g := New(false), NewGate()
+		up := enter(t, q, request(driver.Upgradeable, g))
+		reader := enter(t, q, request(driver.Shared, g))
+		if waited, err := q.Upgrade(t.Context(), up, time.Second, g); !waited || !errors.Is(err, ErrTimeout) {
+			t.Fatal(waited, err)
+		}
+		late := startEnter(t, q, request(driver.Shared, g))
+		if !late.in(t) {
+			t.Fatal("a reader still waits for an upgrade that was given up")
+		}
+		// The place goes while it waits.
+		var err error
+		go func() { _, err = q.Upgrade(t.Context(), up, time.Minute, g) }()
+		synctest.Wait()
+		q.Leave(up)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if err == nil {
+			t.Fatal("a place that was given up was upgraded")
+		}
+		q.Leave(reader)
+		q.Leave(&late.place)
+		enter(t, q, request(driver.Exclusive, g))
+	})
+}
+
+func TestLeaveTwiceIsOnce(t *testing.T) {
+	q, g := New(false), NewGate()
+	r := Request{Name: "a", Mode: driver.Permit, Limit: 2, Gate: g}
+	first := enter(t, q, r)
+	q.Leave(first)
+	q.Leave(first)
+	enter(t, q, r)
+	enter(t, q, r)
+	if _, err := q.Enter(t.Context(), &Place{}, r); !errors.Is(err, ErrTimeout) {
+		t.Fatalf("a third of two permits: %v", err)
+	}
+}
+
+func TestPassGoesToTheNextOfTheSameKind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q, g := New(true), NewGate()
+		holder := enter(t, q, request(driver.Exclusive, g))
+		if q.Pass(holder, "baton") {
+			t.Fatal("passed before it was settled")
+		}
+		q.Settle(holder)
+		if q.Pass(holder, "baton") {
+			t.Fatal("passed to nobody")
+		}
+		next := startEnter(t, q, request(driver.Exclusive, g))
+		reader := startEnter(t, q, request(driver.Shared, g))
+		if !q.Pass(holder, "baton") || !next.in(t) || next.a.Baton != "baton" {
+			t.Fatal("not passed to the next")
+		}
+		if q.Settle(&next.place); q.Pass(&next.place, "baton") {
+			t.Fatal("an exclusive holding was passed to a reader")
+		}
+		q.Leave(&next.place)
+		if !reader.in(t) || reader.a.Baton != nil {
+			t.Fatal("the reader got a baton, or nothing")
+		}
+	})
+}
+
+func TestOneByOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q, g := New(true), NewGate()
+		first := enter(t, q, request(driver.Shared, g))
+		second := startEnter(t, q, request(driver.Shared, g))
+		if second.in(t) {
+			t.Fatal("a second reader is in before the first was settled")
+		}
+		q.Settle(first)
+		if !second.in(t) {
+			t.Fatal("not in after that")
+		}
+	})
+}
+
+func TestGateStopsItsOwnWaitersOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q, mine, others := New(false), NewGate(), NewGate()
+		holder := enter(t, q, request(driver.Exclusive, others))
+		here := startEnter(t, q, request(driver.Exclusive, mine))
+		there := startEnter(t, q, request(driver.Exclusive, others))
+		if !mine.Close() || mine.Close() {
+			t.Fatal("Close doesn't tell whether it was the first")
+		}
+		synctest.Wait()
+		if !errors.Is(here.err, ErrClosed) {
+			t.Fatalf("behind the closed gate: %v", here.err)
+		}
+		q.Leave(holder)
+		if !there.in(t) {
+			t.Fatal("the other's waiter was stopped too")
+		}
+		if _, err := q.Enter(t.Context(), &Place{}, request(driver.Shared, mine)); !errors.Is(err, ErrClosed) {
+			t.Fatalf("later: %v", err)
+		}
+	})
+}
+
+// Many goroutines do everything at once: nobody is in who must not be, and all
+// come to an end.
+func TestModel(t *testing.T) {
+	for _, oneByOne := range []bool{false, true} {
+		t.Run(fmt.Sprint("oneByOne=", oneByOne), func(t *testing.T) {
+			q, g := New(oneByOne), NewGate()
+			const limit = 3
+			names := []string{"a", "b"}
+			type state struct{ writers, readers, upgradeable, permits atomic.Int32 }
+			states := map[string]*state{"a": {}, "b": {}}
+			last := map[string]*atomic.Uint64{"a": {}, "b": {}}
+			check := func(s *state) {
+				w, r, u, p := s.writers.Load(), s.readers.Load(), s.upgradeable.Load(), s.permits.Load()
+				if w > 1 || w == 1 && r > 0 || w == 1 && u > 0 || u > 1 || p > limit {
+					t.Errorf("in at once: %d writers, %d readers, %d upgradeable, %d permits", w, r, u, p)
+				}
+			}
+			var all sync.WaitGroup
+			for range 32 {
+				all.Go(func() {
+					for range 500 {
+						name := names[rand.IntN(len(names))]
+						s := states[name]
+						r := Request{Name: name, Mode: driver.Mode(rand.IntN(4)), Limit: limit, Wait: driver.Forever, Gate: g}
+						ctx, cancel := context.WithCancel(t.Context())
+						if rand.IntN(3) == 0 {
+							r.Wait = time.Duration(rand.IntN(200)) * time.Microsecond
+						}
+						if rand.IntN(3) == 0 {
+							go cancel()
+						}
+						var p Place
+						if _, err := q.Enter(ctx, &p, r); err != nil {
+							cancel()
+							continue
+						}
+						q.Settle(&p)
+						n := map[driver.Mode]*atomic.Int32{
+							driver.Exclusive: &s.writers, driver.Shared: &s.readers,
+							driver.Upgradeable: &s.upgradeable, driver.Permit: &s.permits,
+						}[r.Mode]
+						n.Add(1)
+						check(s)
+						if r.Mode == driver.Exclusive {
+							if token := p.Token(); token <= last[name].Swap(token) {
+								t.Errorf("token %d isn't larger than the one before", token)
+							}
+						}
+						if r.Mode == driver.Upgradeable && rand.IntN(2) == 0 {
+							if _, err := q.Upgrade(ctx, &p, time.Millisecond, g); err == nil {
+								n.Add(-1)
+								s.writers.Add(1)
+								check(s)
+								s.writers.Add(-1)
+								n.Add(1)
+								q.Downgrade(&p)
+							}
+						}
+						n.Add(-1)
+						if !q.Pass(&p, nil) {
+							q.Leave(&p)
+						}
+						cancel()
+					}
+				})
+			}
+			all.Wait()
+			if in := q.All(); len(in) > 0 {
+				t.Errorf("%d places are left", len(in))
+			}
+		})
+	}
+}
