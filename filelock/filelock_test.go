@@ -539,9 +539,9 @@ func TestPrune(t *testing.T) {
 	os.Mkdir(filepath.Join(dir, FileName("directory")), 0o700)
 	held := []driver.Grant{acquire(t, b, driver.Shared, "held"), acquire(t, b, driver.Permit, "held")}
 	age(t, dir)
-	before := names(t, dir)
 	release(t, acquire(t, b, driver.Exclusive, "recent"))
 	release(t, acquire(t, b, driver.Permit, "recent"))
+	before := names(t, dir)
 
 	removed, err := Prune(t.Context(), dir, time.Hour)
 	if err != nil {

@@ -1,0 +1,856 @@
+package filelock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/distlock-go/distlock/driver"
+)
+
+func init() {
+	roles["flock"] = flockOnly
+	roles["noinotify"] = noInotify
+}
+
+// inLine counts the places taken in the line of the file.
+func inLine(t testing.TB, path string) int {
+	t.Helper()
+	var st unix.Stat_t
+	if unix.Lstat(path, &st) != nil {
+		return 0
+	}
+	text, err := os.ReadFile("/proc/locks")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for l := range procLocks(string(text)) {
+		if l.kind == "OFDLCK" && l.inode == fmt.Sprint(st.Ino) && l.access == "READ" {
+			n++
+		}
+	}
+	return n
+}
+
+func waitInLine(t testing.TB, b *Backend, resource string, n int) {
+	t.Helper()
+	eventually(t, fmt.Sprint(n, " in line"), func() bool { return inLine(t, b.path(resource, lockSuffix)) == n })
+}
+
+type result struct {
+	driver.Grant
+	err error
+	at  time.Time
+}
+
+// wait acquires in the background.
+func wait(ctx context.Context, b *Backend, r driver.Request) <-chan result {
+	c := make(chan result, 1)
+	if r.Wait == 0 {
+		r.Wait = driver.Forever
+	}
+	go func() {
+		g, err := b.Acquire(ctx, r)
+		c <- result{g, err, time.Now()}
+	}()
+	return c
+}
+
+func get(t testing.TB, c <-chan result) result {
+	t.Helper()
+	select {
+	case r := <-c:
+		return r
+	case <-time.After(10 * time.Second):
+		t.Fatal("no answer")
+		return result{}
+	}
+}
+
+func got(t testing.TB, c <-chan result) result {
+	t.Helper()
+	r := get(t, c)
+	if r.err != nil {
+		t.Fatal(r.err)
+	}
+	return r
+}
+
+// lined returns a backend with a line, in memory where possible.
+func lined(t testing.TB) *Backend {
+	t.Helper()
+	b := open(t, t.TempDir())
+	if !b.lined {
+		t.Fatal("no line on the file system of the temporary directory")
+	}
+	return b
+}
+
+func TestLineOnTmpfs(t *testing.T) {
+	dir, err := os.MkdirTemp("/dev/shm", "filelock")
+	if err != nil {
+		t.Skip("no /dev/shm: ", err)
+	}
+	defer os.RemoveAll(dir)
+	b := open(t, dir)
+	if !b.lined || !b.info.Modes.Has(driver.Upgradeable) {
+		t.Error("no line on tmpfs")
+	}
+}
+
+// Processes get their turn in the order in which they came.
+func TestLineOrder(t *testing.T) {
+	b := lined(t)
+	held := acquire(t, b, driver.Exclusive, "a")
+	var waiters []*process
+	for i := range 5 {
+		p := newPeer(t, b.dir)
+		p.send("acquire 0 10s a")
+		waitInLine(t, b, "a", i+1)
+		waiters = append(waiters, p)
+	}
+	r := request(driver.Shared, "a")
+	r.Queue = true
+	release(t, held)
+	last := held.Token
+	for _, p := range waiters {
+		token := p.granted()
+		if token != last+1 {
+			t.Errorf("token %d after %d", token, last)
+		}
+		last = token
+		p.send("release")
+		if s := p.answer(); s != "ok" {
+			t.Error(s)
+		}
+	}
+}
+
+// Somebody who would come back to wait gives way to those who wait already; a
+// single try doesn't.
+func TestGiveWay(t *testing.T) {
+	b := lined(t)
+	held := acquire(t, b, driver.Exclusive, "a")
+	p := newPeer(t, b.dir)
+	p.send("acquire 0 10s a")
+	waitInLine(t, b, "a", 1)
+	p.signal(syscall.SIGSTOP)
+	release(t, held)
+	for _, mode := range []driver.Mode{driver.Exclusive, driver.Shared} {
+		r := request(mode, "a")
+		r.Queue = true
+		if _, err := b.Acquire(t.Context(), r); err != driver.ErrHeld {
+			t.Errorf("%v: %v", mode, err)
+		}
+		release(t, acquire(t, b, mode, "a"))
+	}
+	// And whoever waits isn't held up for long by one who doesn't move.
+	began := time.Now()
+	release(t, got(t, wait(t.Context(), b, request(driver.Exclusive, "a"))).Grant)
+	if d := time.Since(began); d > 2*time.Second {
+		t.Errorf("held up for %v", d)
+	}
+	r := request(driver.Exclusive, "a")
+	r.Wait = 5 * time.Millisecond // over before the next try out of line
+	release(t, got(t, wait(t.Context(), b, r)).Grant)
+	p.signal(syscall.SIGCONT)
+	p.granted()
+}
+
+// A waiter that dies leaves no gap.
+func TestKilledWaiter(t *testing.T) {
+	b := lined(t)
+	held := acquire(t, b, driver.Exclusive, "a")
+	p := newPeer(t, b.dir)
+	p.send("acquire 0 10s a")
+	waitInLine(t, b, "a", 1)
+	next := wait(t.Context(), b, request(driver.Exclusive, "a"))
+	waitInLine(t, b, "a", 2)
+	p.signal(syscall.SIGKILL)
+	p.cmd.Wait()
+	waitInLine(t, b, "a", 1)
+	release(t, held)
+	release(t, got(t, next).Grant)
+}
+
+// When the lock comes free, or its holder dies, waiters sleep no longer than
+// they must. The bound is that of a busy machine; it is far below the time after
+// which everybody tries unasked.
+func TestWakeUp(t *testing.T) {
+	b := lined(t)
+	for _, how := range []string{"release", "kill"} {
+		for _, mode := range []driver.Mode{driver.Exclusive, driver.Shared, driver.Permit} {
+			var least time.Duration = time.Hour
+			for range 5 {
+				p := newPeer(t, b.dir)
+				resource, suffix := how+mode.String(), lockSuffix
+				p.send("acquire %d 0 %s", mode, resource)
+				p.granted()
+				wanted := driver.Exclusive
+				if mode == driver.Permit {
+					p.send("acquire %d 0 %s", mode, resource)
+					p.granted()
+					wanted, suffix = mode, bellSuffix
+				}
+				next := wait(t.Context(), b, request(wanted, resource))
+				eventually(t, "a waiter", func() bool { return inLine(t, b.path(resource, suffix)) >= 1 })
+				began := time.Now()
+				if how == "kill" {
+					p.signal(syscall.SIGKILL)
+				} else {
+					p.send("release")
+				}
+				r := got(t, next)
+				least = min(least, r.at.Sub(began))
+				release(t, r.Grant)
+				p.signal(syscall.SIGKILL)
+				p.cmd.Wait()
+			}
+			if least > outOfLine/3 {
+				t.Errorf("%s of %v: at best %v", how, mode, least)
+			}
+		}
+	}
+}
+
+// Readers in line come in together, though none of them closes anything.
+func TestReadersInLine(t *testing.T) {
+	b := lined(t)
+	for _, mode := range []driver.Mode{driver.Shared, driver.Permit} {
+		resource := mode.String()
+		suffix, n := lockSuffix, 4
+		held := []driver.Grant{}
+		if mode == driver.Permit {
+			suffix, n = bellSuffix, 2
+			held = append(held, acquire(t, b, mode, resource), acquire(t, b, mode, resource))
+		} else {
+			held = append(held, acquire(t, b, driver.Exclusive, resource))
+		}
+		var next []<-chan result
+		for i := range n {
+			next = append(next, wait(t.Context(), b, request(mode, resource)))
+			eventually(t, "a waiter", func() bool { return inLine(t, b.path(resource, suffix)) == i+1 })
+		}
+		for _, g := range held {
+			release(t, g)
+		}
+		var all []driver.Grant
+		for _, c := range next {
+			all = append(all, got(t, c).Grant)
+		}
+		for _, g := range all {
+			release(t, g)
+		}
+	}
+}
+
+// A writer in line isn't starved by readers that come later.
+func TestWriterAndReaders(t *testing.T) {
+	b := lined(t)
+	first := acquire(t, b, driver.Shared, "a")
+	writer := wait(t.Context(), b, request(driver.Exclusive, "a"))
+	waitInLine(t, b, "a", 2) // the reader's own byte counts too
+	r := request(driver.Shared, "a")
+	r.Queue = true
+	if _, err := b.Acquire(t.Context(), r); err != driver.ErrHeld {
+		t.Fatal(err)
+	}
+	release(t, first)
+	release(t, got(t, writer).Grant)
+}
+
+func TestUpgrade(t *testing.T) {
+	b := lined(t)
+	reader := acquire(t, b, driver.Shared, "a")
+	g := acquire(t, b, driver.Upgradeable, "a")
+	up := g.Hold.(driver.Upgrader)
+	for _, w := range []time.Duration{0, time.Microsecond, 20 * time.Millisecond} {
+		if _, err := up.Upgrade(t.Context(), w); err != driver.ErrHeld {
+			t.Fatalf("beside a reader, %v: %v", w, err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	if _, err := up.Upgrade(ctx, driver.Forever); err != context.DeadlineExceeded {
+		t.Fatal(err)
+	}
+	cancel()
+	// All as before: readers come in, nobody else does.
+	release(t, acquire(t, b, driver.Shared, "a"))
+	for _, mode := range []driver.Mode{driver.Exclusive, driver.Upgradeable} {
+		if _, err := b.Acquire(t.Context(), request(mode, "a")); err != driver.ErrHeld {
+			t.Fatalf("%v: %v", mode, err)
+		}
+	}
+	type upgraded struct {
+		token uint64
+		err   error
+	}
+	done := make(chan upgraded, 1)
+	go func() {
+		token, err := up.Upgrade(context.Background(), driver.Forever)
+		done <- upgraded{token, err}
+	}()
+	// While it waits, readers that queue stay out.
+	r := request(driver.Shared, "a")
+	r.Queue = true
+	eventually(t, "readers are kept out", func() bool {
+		g, err := b.Acquire(t.Context(), r)
+		if err == nil {
+			release(t, g)
+		}
+		return err == driver.ErrHeld
+	})
+	later := wait(t.Context(), b, request(driver.Shared, "a"))
+	release(t, reader)
+	u := <-done
+	if u.err != nil || u.token <= g.Token {
+		t.Fatalf("token %d after %d, %v", u.token, g.Token, u.err)
+	}
+	for _, mode := range []driver.Mode{driver.Exclusive, driver.Shared, driver.Upgradeable} {
+		if _, err := b.Acquire(t.Context(), request(mode, "a")); err != driver.ErrHeld {
+			t.Errorf("%v beside an upgraded one: %v", mode, err)
+		}
+	}
+	if isFree(t, b.path("a", lockSuffix)) {
+		t.Error(".NET could lock it")
+	}
+	holders, err := b.Holders(t.Context(), "a", driver.Exclusive)
+	if err != nil || len(holders) != 1 || holders[0].Mode != driver.Exclusive || holders[0].Token != u.token {
+		t.Errorf("%+v %v", holders, err)
+	}
+	release(t, g)
+	l := got(t, later)
+	if l.Token <= u.token {
+		t.Errorf("token %d after %d", l.Token, u.token)
+	}
+	release(t, l.Grant)
+	release(t, acquire(t, b, driver.Exclusive, "a"))
+}
+
+// A reader that waits only because of somebody who wanted to upgrade comes in
+// when that one gives up.
+func TestUpgradeGivenUp(t *testing.T) {
+	b := lined(t)
+	reader := acquire(t, b, driver.Shared, "a")
+	g := acquire(t, b, driver.Upgradeable, "a")
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		_, err := g.Hold.(driver.Upgrader).Upgrade(ctx, driver.Forever)
+		done <- err
+	}()
+	waitInLine(t, b, "a", 2)
+	later := wait(t.Context(), b, request(driver.Shared, "a"))
+	waitInLine(t, b, "a", 3)
+	cancel()
+	if err := <-done; err != context.Canceled {
+		t.Error(err)
+	}
+	release(t, got(t, later).Grant)
+	release(t, reader)
+	release(t, g)
+}
+
+func TestUpgradeFails(t *testing.T) {
+	b := lined(t)
+	g := acquire(t, b, driver.Upgradeable, "token")
+	fence(t, b, "token")
+	if _, err := g.Hold.(driver.Upgrader).Upgrade(t.Context(), time.Second); err == nil {
+		t.Error("upgraded without a token")
+	}
+	if err := os.Remove(b.path("token", fenceSuffix)); err != nil {
+		t.Fatal(err)
+	}
+	release(t, acquire(t, b, driver.Shared, "token"))
+	release(t, g)
+	if _, err := g.Hold.(driver.Upgrader).Upgrade(t.Context(), 0); err != driver.ErrLost {
+		t.Errorf("after release: %v", err)
+	}
+
+	for _, w := range []time.Duration{0, driver.Forever} {
+		g = acquire(t, b, driver.Upgradeable, "removed")
+		if err := os.Remove(b.path("removed", lockSuffix)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := g.Hold.(driver.Upgrader).Upgrade(t.Context(), w); !errors.Is(err, driver.ErrLost) {
+			t.Errorf("after the file was removed: %v", err)
+		}
+		g.Session.Abandon()
+	}
+}
+
+func TestUpgradeIsAbandoned(t *testing.T) {
+	b := lined(t)
+	reader := acquire(t, b, driver.Shared, "a")
+	g := acquire(t, b, driver.Upgradeable, "a")
+	done := make(chan error, 1)
+	go func() {
+		_, err := g.Hold.(driver.Upgrader).Upgrade(context.Background(), driver.Forever)
+		done <- err
+	}()
+	waitInLine(t, b, "a", 2)
+	g.Session.Abandon()
+	release(t, reader)
+	if err := <-done; !errors.Is(err, driver.ErrLost) {
+		t.Error(err)
+	}
+	release(t, acquire(t, b, driver.Exclusive, "a"))
+}
+
+// Who waits for a file that is removed goes on with the next of that name.
+func TestRemovedWhileWaiting(t *testing.T) {
+	b := lined(t)
+	for _, mode := range []driver.Mode{driver.Exclusive, driver.Permit} {
+		resource := mode.String()
+		held := []driver.Grant{acquire(t, b, mode, resource)}
+		path := b.path(resource, lockSuffix)
+		if mode == driver.Permit {
+			held = append(held, acquire(t, b, mode, resource))
+			path = b.path(resource, bellSuffix)
+		}
+		next := wait(t.Context(), b, request(mode, resource))
+		eventually(t, "a waiter", func() bool { return inLine(t, path) == 1 })
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		if mode == driver.Permit {
+			eventually(t, "a waiter at the new file", func() bool { return inLine(t, path) == 1 })
+			release(t, held[0])
+		}
+		g := got(t, next)
+		release(t, g.Grant)
+		for _, h := range held {
+			h.Hold.Release(t.Context())
+		}
+	}
+}
+
+func TestTimes(t *testing.T) {
+	b := lined(t)
+	held := acquire(t, b, driver.Exclusive, "a")
+	for _, w := range []time.Duration{1, time.Microsecond, time.Millisecond, 30 * time.Millisecond} {
+		r := request(driver.Exclusive, "a")
+		r.Wait = w
+		began := time.Now()
+		_, err := b.Acquire(t.Context(), r)
+		if d := time.Since(began); err != driver.ErrHeld || d < w || d > w+5*time.Second {
+			t.Errorf("wait of %v: %v after %v", w, err, d)
+		}
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	next := wait(ctx, b, request(driver.Exclusive, "a"))
+	waitInLine(t, b, "a", 1)
+	began := time.Now()
+	cancel(errors.New("enough"))
+	if r := get(t, next); !errors.Is(r.err, context.Canceled) {
+		t.Error(r.err)
+	}
+	if d := time.Since(began); d > time.Second {
+		t.Errorf("cancelled after %v", d)
+	}
+	waitInLine(t, b, "a", 0)
+	c := open(t, b.dir)
+	next = wait(t.Context(), c, request(driver.Exclusive, "a"))
+	waitInLine(t, b, "a", 1)
+	c.Close()
+	if r := get(t, next); !errors.Is(r.err, os.ErrClosed) {
+		t.Errorf("closed while waiting: %v", r.err)
+	}
+	release(t, held)
+}
+
+func count(t testing.TB, dir string) int {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
+}
+
+// Waiters take a descriptor each, and no thread; when they are gone, so is
+// everything.
+func TestManyWaiters(t *testing.T) {
+	b := lined(t)
+	const n = 500
+	idle := func() bool { closes.mu.Lock(); defer closes.mu.Unlock(); return closes.file == nil }
+	eventually(t, "no watcher is left", idle)
+	goroutines, files := runtime.NumGoroutine(), count(t, "/proc/self/fd")
+	held := acquire(t, b, driver.Exclusive, "a")
+	ctx, cancel := context.WithCancel(t.Context())
+	var next []<-chan result
+	for range n {
+		next = append(next, wait(ctx, b, request(driver.Exclusive, "a")))
+	}
+	waitInLine(t, b, "a", n)
+	if threads := count(t, "/proc/self/task"); threads > 50 {
+		t.Errorf("%d threads", threads)
+	}
+	if instances := count(t, "/proc/self/fd") - files - n; instances > 5 {
+		t.Errorf("%d descriptors more than one a waiter", instances)
+	}
+	release(t, held)
+	// One of them gets it, and no other.
+	var winner result
+	eventually(t, "somebody has it", func() bool {
+		for i, c := range next {
+			select {
+			case winner = <-c:
+				next = slices.Delete(next, i, i+1)
+				return true
+			default:
+			}
+		}
+		return false
+	})
+	if winner.err != nil {
+		t.Fatal(winner.err)
+	}
+	cancel()
+	for _, c := range next {
+		if r := get(t, c); r.err != context.Canceled {
+			t.Fatal(r.err)
+		}
+	}
+	release(t, winner.Grant)
+	eventually(t, "all is as before", func() bool {
+		return idle() && runtime.NumGoroutine() <= goroutines && count(t, "/proc/self/fd") <= files
+	})
+}
+
+// However an attempt ends, it leaves nothing behind.
+func TestNoLeak(t *testing.T) {
+	b := lined(t)
+	fence(t, b, "damaged")
+	held := []driver.Grant{acquire(t, b, driver.Exclusive, "a"), acquire(t, b, driver.Permit, "a"), acquire(t, b, driver.Permit, "a")}
+	g := acquire(t, b, driver.Upgradeable, "u")
+	reader := acquire(t, b, driver.Shared, "u")
+	eventually(t, "no watcher is left", func() bool { closes.mu.Lock(); defer closes.mu.Unlock(); return closes.file == nil })
+	files := count(t, "/proc/self/fd")
+	var wg sync.WaitGroup
+	for i := range 1000 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*20*time.Microsecond)
+		wg.Go(func() {
+			defer cancel()
+			r := request([]driver.Mode{driver.Exclusive, driver.Shared, driver.Upgradeable, driver.Permit}[i%4], "a")
+			switch i % 3 {
+			case 0:
+				r.Wait = time.Duration(i) * time.Microsecond
+			case 1:
+				r.Wait = driver.Forever
+			case 2:
+				r.Resource = "damaged"
+				r.Mode, r.Limit = driver.Exclusive, 0
+			}
+			if _, err := b.Acquire(ctx, r); err == nil {
+				t.Error("acquired")
+			}
+		})
+		if i%50 == 0 {
+			if _, err := g.Hold.(driver.Upgrader).Upgrade(ctx, time.Millisecond); err == nil {
+				t.Error("upgraded")
+			}
+		}
+	}
+	wg.Wait()
+	eventually(t, "all is as before", func() bool {
+		return count(t, "/proc/self/fd") <= files && inLine(t, b.path("a", lockSuffix)) == 0 && inLine(t, b.path("a", bellSuffix)) == 0
+	})
+	for _, g := range append(held, g, reader) {
+		release(t, g)
+	}
+	release(t, acquire(t, b, driver.Exclusive, "u"))
+	release(t, acquire(t, b, driver.Exclusive, "a"))
+}
+
+// noInotify waits for a lock after it has used up its user's inotify instances.
+func noInotify(args []string) {
+	for {
+		if _, err := unix.InotifyInit1(unix.IN_CLOEXEC); err != nil {
+			fmt.Println(err)
+			break
+		}
+	}
+	b, err := New(args[0], nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	r := request(driver.Exclusive, "a")
+	r.Wait = driver.Forever
+	g, err := b.Acquire(context.Background(), r)
+	fmt.Println(g.Token, err)
+}
+
+func TestNoInotify(t *testing.T) {
+	asRoot(t)
+	dir := shared(t, 0o777)
+	b, err := New(dir, &Options{FileMode: 0o666})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	held := acquire(t, b, driver.Exclusive, "a")
+	p := startAs(t, fmt.Sprint(4_000_000+os.Getpid()%1_000_000), "noinotify", dir)
+	if s := p.answer(); !strings.Contains(s, "too many") {
+		t.Fatal(s)
+	}
+	waitInLine(t, b, "a", 1)
+	release(t, held)
+	if s := p.answer(); s != fmt.Sprint(held.Token+1, " <nil>") {
+		t.Error(s)
+	}
+}
+
+// flockOnly locks a file until its input ends, and knows nothing of notes.
+func flockOnly(args []string) {
+	fd, err := unix.Open(args[0], unix.O_RDONLY, 0)
+	if err == nil {
+		err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
+	}
+	fmt.Println(err)
+	io.Copy(io.Discard, os.Stdin)
+}
+
+func TestHolders(t *testing.T) {
+	b := lined(t)
+	if b.procLocks == "" {
+		t.Log("not in the initial PID namespace: holders are asked for by locking")
+	}
+	q := newPeer(t, b.dir)
+	known := b.procLocks
+	for _, dev := range []string{known, ""} {
+		b.procLocks = dev
+		byProc := dev != ""
+		for _, mode := range []driver.Mode{driver.Exclusive, driver.Shared, driver.Upgradeable, driver.Permit} {
+			resource := fmt.Sprintf("%v-%v", mode, byProc)
+			before := names(t, b.dir)
+			if h, err := b.Holders(t.Context(), resource, mode); len(h) > 0 || err != nil {
+				t.Errorf("%v of nothing: %v, %v", mode, h, err)
+			}
+			if after := names(t, b.dir); len(after) != len(before) {
+				t.Error("asking made files")
+			}
+			q.send("acquire %d 0 %s", mode, resource)
+			token := q.granted()
+			h, err := b.Holders(t.Context(), resource, mode)
+			if err != nil || len(h) != 1 || h[0].Mode != mode || h[0].Token != token || h[0].Owner.PID != q.cmd.Process.Pid {
+				t.Errorf("%v: %+v, %v", mode, h, err)
+			}
+			if byProc && (mode == driver.Shared || mode == driver.Permit) {
+				mine := acquire(t, b, mode, resource)
+				h, err := b.Holders(t.Context(), resource, mode)
+				if err != nil || len(h) != 2 || h[0].Token == h[1].Token || h[0].Mode != mode || h[1].Mode != mode {
+					t.Errorf("two of %v: %+v, %v", mode, h, err)
+				}
+				release(t, mine)
+			}
+			q.send("release")
+			q.answer()
+			if h, err := b.Holders(t.Context(), resource, mode); len(h) > 0 || err != nil {
+				t.Errorf("%v of a free one: %v, %v", mode, h, err)
+			}
+		}
+	}
+	if known == "" {
+		return
+	}
+	b.procLocks = known
+	// A .NET holder leaves no note, and isn't taken for the one before.
+	path := b.path("exclusive-true", lockSuffix)
+	p := start(t, "flock", path)
+	if s := p.answer(); s != "<nil>" {
+		t.Fatal(s)
+	}
+	h, err := b.Holders(t.Context(), "exclusive-true", driver.Exclusive)
+	if err != nil || len(h) != 1 || h[0] != (driver.Holder{Owner: driver.Owner{PID: p.cmd.Process.Pid}}) {
+		t.Errorf("%+v, %v", h, err)
+	}
+}
+
+func TestProcLocks(t *testing.T) {
+	const text = `1: POSIX  ADVISORY  READ  5433 08:01:7864448 128 128
+2: FLOCK  ADVISORY  WRITE 708 fe:00:1310804 0 EOF
+2: -> FLOCK  ADVISORY  WRITE 710 fe:00:1310804 0 EOF
+3: OFDLCK ADVISORY  WRITE -1 08:01:8713209 128 191 254 0
+junk
+4: FLOCK  ADVISORY  WRITE x fe:00:1310804 0 EOF
+`
+	want := []procLock{
+		{"POSIX", "READ", 5433, "08:01", "7864448"},
+		{"FLOCK", "WRITE", 708, "fe:00", "1310804"},
+		{"OFDLCK", "WRITE", -1, "08:01", "8713209"},
+	}
+	if got := slices.Collect(procLocks(text)); !slices.Equal(got, want) {
+		t.Error(got)
+	}
+}
+
+func TestMounts(t *testing.T) {
+	const table = `22 27 0:21 / /proc rw,relatime - proc proc rw
+27 1 254:0 / / rw,relatime shared:1 master:2 - ext4 /dev/vda rw,discard
+36 27 0:40 / /mnt/a rw,relatime shared:9 - nfs4 host:/a rw,vers=4.2,local_lock=none,addr=10.0.0.1
+37 27 0:41 / /mnt/b rw - nfs host:/b rw,vers=3,nolock,local_lock=all
+38 27 0:42 / /mnt/with\040blank rw - nfs host:/with\040blank rw,vers=3,local_lock=flock
+39 27 0:43 / /mnt/d rw - cifs //host/d rw,vers=3.1.1,nobrl
+40 27 0:44 / /mnt/e rw - cifs //host/e rw,vers=3.1.1
+41 27 0:45 / /mnt/f rw - fuse.sshfs host: rw,user_id=0
+42 27 0:46 / /mnt/g rw - 9p share rw,trans=virtio
+43 27 0:47 / /mnt/h rw - lustre host@tcp:/h rw,localflock
+44 27 0:48 / /mnt/i rw - fuse.glusterfs host:i rw
+45 27 0:49 / /mnt/j rw - fuseblk /dev/sdb1 rw
+46 27 0:50 / /mnt/k rw - ceph host:/ rw
+47 27 0:51 / /mnt/l rw - fuse whatever rw
+48 27 0:52 / /mnt/m rw - virtiofs m rw
+49 27 0:53 / /mnt/n rw - nfs4 host:/n rw,local_lock=posix
+50 27 0:54 / /mnt/o rw - overlay overlay rw,lowerdir=/nolock
+51 27 0:55 / /mnt/p rw
+`
+	for id, want := range map[string]struct{ found, network, unsafe bool }{
+		"22": {true, false, false},
+		"27": {true, false, false},
+		"36": {true, true, false},
+		"37": {true, true, true},
+		"38": {true, true, true},
+		"39": {true, true, true},
+		"40": {true, true, false},
+		"41": {true, true, true},
+		"42": {true, true, true},
+		"43": {true, true, true},
+		"44": {true, true, false},
+		"45": {true, false, false},
+		"46": {true, true, false},
+		"47": {true, true, true},
+		"48": {true, true, true},
+		"49": {true, true, false},
+		"50": {true, false, false},
+		"51": {},
+		"3":  {},
+		"":   {},
+	} {
+		m, found := findMount(table, id)
+		network, unsafe := m.judge()
+		if found != want.found || network != want.network || unsafe != "" != want.unsafe {
+			t.Errorf("%s: %+v: found %v, network %v, unsafe %q", id, m, found, network, unsafe)
+		}
+	}
+	if id := mountID("pos:\t0\nflags:\t0100000\nmnt_id:\t27\nino:\t246947\n"); id != "27" {
+		t.Error(id)
+	}
+}
+
+// mountTmpfs mounts a file system of its own, where that is allowed.
+func mountTmpfs(t *testing.T, options string) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, options); err != nil {
+		t.Skip("nothing can be mounted here, so this is shown by TestNoSpace and TestOtherUser only: ", err)
+	}
+	t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
+	return dir
+}
+
+func TestFullDisk(t *testing.T) {
+	dir := mountTmpfs(t, "size=64k")
+	b := open(t, dir)
+	old := acquire(t, b, driver.Exclusive, "old")
+	release(t, old)
+	if err := os.WriteFile(filepath.Join(dir, "big"), make([]byte, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if _, err := b.Acquire(t.Context(), request(driver.Exclusive, "new")); !errors.Is(err, unix.ENOSPC) {
+			t.Error(err)
+		}
+	}
+	if h, err := b.Holders(t.Context(), "new", driver.Exclusive); len(h) > 0 || err != nil {
+		t.Error(h, err)
+	}
+	// What has its files already goes on.
+	g := acquire(t, b, driver.Exclusive, "old")
+	if g.Token != old.Token+1 {
+		t.Errorf("token %d after %d", g.Token, old.Token)
+	}
+	release(t, g)
+	if err := os.Remove(filepath.Join(dir, "big")); err != nil {
+		t.Fatal(err)
+	}
+	release(t, acquire(t, b, driver.Exclusive, "new"))
+}
+
+func TestReadOnly(t *testing.T) {
+	dir := mountTmpfs(t, "size=64k")
+	b := open(t, dir)
+	release(t, acquire(t, b, driver.Exclusive, "old"))
+	if err := unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := New(dir, nil); !errors.Is(err, unix.EROFS) {
+		t.Error(err)
+	}
+	for _, resource := range []string{"old", "new"} {
+		if _, err := b.Acquire(t.Context(), request(driver.Exclusive, resource)); !errors.Is(err, unix.EROFS) {
+			t.Error(err)
+		}
+	}
+	if !isFree(t, b.path("old", lockSuffix)) {
+		t.Error("it stays locked")
+	}
+}
+
+// Prune runs beside those who take and give back, and never gets two in.
+func TestPruneBeside(t *testing.T) {
+	b := lined(t)
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for range 3 {
+		wg.Go(func() {
+			var last uint64
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				r := request(driver.Exclusive, "a")
+				r.Wait = driver.Forever
+				g, err := b.Acquire(context.Background(), r)
+				if err == nil && g.Token <= last {
+					err = fmt.Errorf("token %d after %d", g.Token, last)
+				}
+				if err == nil {
+					last = g.Token
+					err = errors.Join(critical(b.dir), g.Hold.Release(context.Background()))
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	removed := 0
+	eventually(t, "Prune removes something", func() bool {
+		n, err := Prune(context.Background(), b.dir, 1)
+		if err != nil {
+			t.Error(err)
+		}
+		removed += n
+		return removed >= 100 || t.Failed()
+	})
+	close(stop)
+	wg.Wait()
+}
