@@ -464,8 +464,7 @@ func (m *memory) acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 		s.mu.Unlock()
 		time.Sleep(10 * time.Microsecond)
 		if free {
-			g, _ := m.insert(r, time.Now())
-			return g, nil
+			return m.insert(r, time.Now()), nil
 		}
 	}
 	if err := m.travel(ctx); err != nil {
@@ -512,10 +511,10 @@ func (m *memory) grant(r driver.Request) (driver.Grant, bool) {
 	return m.insertLocked(r, time.Now()), true
 }
 
-func (m *memory) insert(r driver.Request, sent time.Time) (driver.Grant, bool) {
+func (m *memory) insert(r driver.Request, sent time.Time) driver.Grant {
 	m.store.mu.Lock()
 	defer m.store.mu.Unlock()
-	return m.insertLocked(r, sent), true
+	return m.insertLocked(r, sent)
 }
 
 func (m *memory) insertLocked(r driver.Request, sent time.Time) driver.Grant {
