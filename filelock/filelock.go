@@ -196,27 +196,38 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 	if b.isClosed() {
 		return driver.Grant{}, errClosed
 	}
-	held, err := b.take(ctx, r)
-	if err != nil {
-		return driver.Grant{}, err
-	}
-	h := &hold{backend: b, held: held, resource: r.Resource, mode: r.Mode, owner: r.Owner, freshened: time.Now()}
-	token, err := h.count(ctx)
-	if err != nil {
+	for {
+		held, err := b.take(ctx, r)
+		if err != nil {
+			return driver.Grant{}, err
+		}
+		h := &hold{backend: b, held: held, resource: r.Resource, mode: r.Mode, owner: r.Owner, freshened: time.Now()}
+		token, err := h.count(ctx, r.Mode)
+		if err == nil && !b.add(h) {
+			err = errClosed
+		}
+		if err == nil {
+			return driver.Grant{Hold: h, Token: token, Session: h.session()}, nil
+		}
 		held.free()
-		return driver.Grant{}, err
+		if !errors.Is(err, driver.ErrLost) || ctx.Err() != nil {
+			return driver.Grant{}, err
+		}
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.holds == nil {
-		held.free()
-		return driver.Grant{}, errClosed
-	}
-	b.holds[h] = struct{}{}
-	return driver.Grant{Hold: h, Token: token, Session: h.session()}, nil
 }
 
 var errClosed = fmt.Errorf("the backend was closed: %w", fs.ErrClosed)
+
+// add keeps the hold for Close. It reports false if that came first.
+func (b *Backend) add(h *hold) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.holds == nil {
+		return false
+	}
+	b.holds[h] = struct{}{}
+	return true
+}
 
 func (b *Backend) isClosed() bool {
 	select {
@@ -261,9 +272,18 @@ type hold struct {
 	freshened time.Time
 }
 
-// count returns the next token, and leaves word of the owner with it.
-func (h *hold) count(ctx context.Context) (uint64, error) {
-	return h.backend.count(ctx, h.resource, h.mode, h.owner)
+// count returns the next token, and leaves word of the owner with it. Only then
+// it looks whether the lock is still there: who has it now, if it isn't, gets a
+// larger token. h.mu is held, or nobody else has h yet.
+func (h *hold) count(ctx context.Context, mode driver.Mode) (uint64, error) {
+	if h.held == nil {
+		return 0, driver.ErrLost
+	}
+	token, err := h.backend.count(ctx, h.resource, mode, h.owner)
+	if err == nil {
+		err = h.held.check()
+	}
+	return token, err
 }
 
 // end takes the files out of the hold, so that one caller frees them.
@@ -300,10 +320,7 @@ func (h *hold) Release(context.Context) error {
 func (h *hold) Pass(ctx context.Context) (uint64, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.held == nil {
-		return 0, driver.ErrLost
-	}
-	return h.count(ctx)
+	return h.count(ctx, h.mode)
 }
 
 // Abandon frees what is left.

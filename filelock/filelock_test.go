@@ -20,7 +20,7 @@ import (
 	"github.com/distlock-go/distlock/driver"
 )
 
-func open(t testing.TB, dir string) *Backend {
+func openDir(t testing.TB, dir string) *Backend {
 	t.Helper()
 	b, err := New(dir, nil)
 	if err != nil {
@@ -121,7 +121,7 @@ func FuzzFileName(f *testing.F) {
 // backends.
 func TestModes(t *testing.T) {
 	dir := t.TempDir()
-	a, b := open(t, dir), open(t, dir)
+	a, b := openDir(t, dir), openDir(t, dir)
 	modes := []driver.Mode{driver.Exclusive, driver.Shared, driver.Upgradeable, driver.Permit}
 	for _, first := range modes {
 		for _, second := range modes {
@@ -155,7 +155,7 @@ func TestModes(t *testing.T) {
 }
 
 func TestPermits(t *testing.T) {
-	b := open(t, t.TempDir())
+	b := openDir(t, t.TempDir())
 	r := request(driver.Permit, "p")
 	r.Limit = 5
 	var held []driver.Grant
@@ -186,7 +186,7 @@ func TestPermits(t *testing.T) {
 }
 
 func TestUnsupported(t *testing.T) {
-	b := open(t, t.TempDir())
+	b := openDir(t, t.TempDir())
 	b.info.Modes = driver.ModesOf(driver.Exclusive)
 	if _, err := b.Acquire(t.Context(), request(driver.Upgradeable, "u")); !errors.Is(err, errors.ErrUnsupported) {
 		t.Error(err)
@@ -195,7 +195,7 @@ func TestUnsupported(t *testing.T) {
 
 func TestContextDone(t *testing.T) {
 	dir := t.TempDir()
-	b := open(t, dir)
+	b := openDir(t, dir)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := b.Acquire(ctx, request(driver.Exclusive, "a")); err != context.Canceled {
@@ -208,7 +208,7 @@ func TestContextDone(t *testing.T) {
 
 func TestClose(t *testing.T) {
 	dir := t.TempDir()
-	b := open(t, dir)
+	b := openDir(t, dir)
 	g := acquire(t, b, driver.Exclusive, "a")
 	if err := b.Close(); err != nil {
 		t.Error(err)
@@ -219,11 +219,11 @@ func TestClose(t *testing.T) {
 	if _, err := b.Acquire(t.Context(), request(driver.Exclusive, "a")); !errors.Is(err, fs.ErrClosed) {
 		t.Errorf("acquire after close: %v", err)
 	}
-	release(t, acquire(t, open(t, dir), driver.Exclusive, "a"))
+	release(t, acquire(t, openDir(t, dir), driver.Exclusive, "a"))
 }
 
 func TestPass(t *testing.T) {
-	b := open(t, t.TempDir())
+	b := openDir(t, t.TempDir())
 	g := acquire(t, b, driver.Exclusive, "a")
 	token, err := g.Hold.(driver.Passer).Pass(t.Context())
 	if err != nil || token <= g.Token {
@@ -236,7 +236,7 @@ func TestPass(t *testing.T) {
 }
 
 func TestFenceText(t *testing.T) {
-	b := open(t, t.TempDir())
+	b := openDir(t, t.TempDir())
 	before := time.Now()
 	g := acquire(t, b, driver.Exclusive, "a")
 	text, err := os.ReadFile(b.path("a", fenceSuffix))
@@ -318,7 +318,7 @@ func line(token uint64, boot string) []byte {
 }
 
 func TestTokenAfter(t *testing.T) {
-	b := open(t, t.TempDir())
+	b := openDir(t, t.TempDir())
 	torn := line(99, bootID())
 	torn[20] ^= 1
 	future := uint64(time.Now().Add(time.Hour).UnixMicro())
@@ -347,7 +347,7 @@ func TestTokenAfter(t *testing.T) {
 }
 
 func TestDamagedFence(t *testing.T) {
-	b := open(t, t.TempDir())
+	b := openDir(t, t.TempDir())
 	for name, text := range map[string]string{
 		"empty":  "",
 		"short":  "token 12",
@@ -378,7 +378,7 @@ func TestDamagedFence(t *testing.T) {
 
 // A maker of a fence that died half-way left an unfinished file behind.
 func TestUnfinishedFence(t *testing.T) {
-	b := open(t, t.TempDir())
+	b := openDir(t, t.TempDir())
 	if err := os.WriteFile(b.path("a", fenceSuffix+unfinishedSuffix), []byte("token 1"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -416,13 +416,13 @@ func TestNewErrors(t *testing.T) {
 	if now, _ := os.ReadDir(dir); len(now) != 1 {
 		t.Error(now)
 	}
-	open(t, filepath.Join(dir, "new", "below")) // is created
+	openDir(t, filepath.Join(dir, "new", "below")) // is created
 }
 
 // A directory that is named relatively is that of the time of New.
 func TestRelative(t *testing.T) {
 	t.Chdir(t.TempDir())
-	b := open(t, "locks")
+	b := openDir(t, "locks")
 	t.Chdir(t.TempDir())
 	release(t, acquire(t, b, driver.Exclusive, "a"))
 	if entries, _ := os.ReadDir("."); len(entries) > 0 {
@@ -523,7 +523,7 @@ func names(t *testing.T, dir string) map[string]bool {
 
 func TestPrune(t *testing.T) {
 	dir := t.TempDir()
-	b := open(t, dir)
+	b := openDir(t, dir)
 	for _, mode := range []driver.Mode{driver.Exclusive, driver.Permit} {
 		for _, resource := range []string{"idle", "recent", "held", "old"} {
 			release(t, acquire(t, b, mode, resource))

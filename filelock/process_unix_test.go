@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/distlock-go/distlock/driver"
+	"github.com/distlock-go/distlock/drivertest"
 )
 
 // The test binary runs itself as other processes, each in one of these roles.
@@ -48,7 +49,7 @@ func TestMain(m *testing.M) {
 		roles[role](os.Args[1:])
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	drivertest.Main(m, openForSuite)
 }
 
 // A process is a child that answers each line it gets with one.
@@ -227,6 +228,14 @@ func critical(dir string) error {
 	return errors.Join(f.Close(), os.Remove(marker))
 }
 
+// sever removes the file that the grant has locked.
+func sever(t testing.TB, _ driver.Backend, _ driver.Request, g driver.Grant) {
+	t.Helper()
+	if err := os.Remove(g.Hold.(*hold).held.file.path); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func skip(t testing.TB, why string) {
 	t.Helper()
 	if os.Getenv("CI") == "true" {
@@ -277,7 +286,7 @@ func isFree(t testing.TB, path string) bool {
 
 func TestKilledHolder(t *testing.T) {
 	dir := t.TempDir()
-	b := open(t, dir)
+	b := openDir(t, dir)
 	for _, mode := range []driver.Mode{driver.Exclusive, driver.Shared, driver.Upgradeable, driver.Permit} {
 		if !b.info.Modes.Has(mode) {
 			continue
@@ -305,7 +314,7 @@ func TestKilledHolder(t *testing.T) {
 
 func TestStoppedHolder(t *testing.T) {
 	dir := t.TempDir()
-	b := open(t, dir)
+	b := openDir(t, dir)
 	p := newPeer(t, dir)
 	p.send("acquire 0 0 a")
 	p.granted()
@@ -325,7 +334,7 @@ func TestStoppedHolder(t *testing.T) {
 
 func TestTokensOverProcesses(t *testing.T) {
 	dir := t.TempDir()
-	b := open(t, dir)
+	b := openDir(t, dir)
 	var last uint64
 	check := func(token uint64) {
 		t.Helper()
@@ -364,7 +373,7 @@ func TestTokensOfReaders(t *testing.T) {
 	tokens := make(chan uint64, 4*each)
 	done := make(chan error)
 	for range 4 {
-		b := open(t, dir)
+		b := openDir(t, dir)
 		go func() {
 			for range each {
 				g, err := b.Acquire(context.Background(), request(driver.Shared, "a"))
@@ -401,7 +410,7 @@ func TestDotNet(t *testing.T) {
 	stop := make(chan struct{})
 	done := make(chan error)
 	for range 2 {
-		b := open(t, dir)
+		b := openDir(t, dir)
 		go func() {
 			var last uint64
 			for n := 0; ; n++ {
@@ -450,7 +459,7 @@ func TestDotNet(t *testing.T) {
 // Readers keep .NET out too.
 func TestDotNetAndReader(t *testing.T) {
 	dir := t.TempDir()
-	b := open(t, dir)
+	b := openDir(t, dir)
 	for _, mode := range []driver.Mode{driver.Exclusive, driver.Shared} {
 		g := acquire(t, b, mode, "a")
 		if isFree(t, b.path("a", lockSuffix)) {
@@ -465,7 +474,7 @@ func TestDotNetAndReader(t *testing.T) {
 
 func TestLoss(t *testing.T) {
 	dir := t.TempDir()
-	b := open(t, dir)
+	b := openDir(t, dir)
 	for name, harm := range map[string]func(path string) error{
 		"removed": os.Remove,
 		"renamed": func(path string) error { return os.Rename(path, path+"~") },
@@ -506,7 +515,7 @@ func TestLoss(t *testing.T) {
 // A lock that is held for long keeps its files young.
 func TestFreshen(t *testing.T) {
 	dir := t.TempDir()
-	b := open(t, dir)
+	b := openDir(t, dir)
 	for _, mode := range []driver.Mode{driver.Exclusive, driver.Permit} {
 		g := acquire(t, b, mode, mode.String())
 		age(t, dir)
@@ -527,7 +536,7 @@ func TestFreshen(t *testing.T) {
 // What somebody put in the place of our files is left alone.
 func TestPlanted(t *testing.T) {
 	dir := t.TempDir()
-	b := open(t, dir)
+	b := openDir(t, dir)
 	victim := filepath.Join(dir, "victim")
 	const content = "precious"
 	plants := map[string]func(path string) error{
@@ -639,7 +648,7 @@ func TestReadOnlyLockFile(t *testing.T) {
 	p.send("release")
 	p.answer()
 	p.send("acquire %d 0 a", driver.Upgradeable)
-	if s := p.answer(); open(t, dir).lined && !strings.Contains(s, "can't be written") {
+	if s := p.answer(); openDir(t, dir).lined && !strings.Contains(s, "can't be written") {
 		t.Error(s)
 	}
 	if !isFree(t, path) {
@@ -649,7 +658,7 @@ func TestReadOnlyLockFile(t *testing.T) {
 
 func TestDirectoryGone(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "locks")
-	b := open(t, dir)
+	b := openDir(t, dir)
 	if err := os.Remove(dir); err != nil {
 		t.Fatal(err)
 	}
@@ -661,7 +670,7 @@ func TestDirectoryGone(t *testing.T) {
 // A limit on the size of files is a full disk on any file system.
 func TestNoSpace(t *testing.T) {
 	dir := t.TempDir()
-	b := open(t, dir)
+	b := openDir(t, dir)
 	p := newPeer(t, dir)
 	p.send("limit 700")
 	p.answer()
@@ -747,7 +756,7 @@ func TestFileMode(t *testing.T) {
 
 // A child that got the descriptors doesn't keep a lock that was released.
 func TestInherited(t *testing.T) {
-	b := open(t, t.TempDir())
+	b := openDir(t, t.TempDir())
 	for _, mode := range []driver.Mode{driver.Exclusive, driver.Shared, driver.Permit} {
 		g := acquire(t, b, mode, "a")
 		f := g.Hold.(*hold).held.file

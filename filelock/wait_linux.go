@@ -186,14 +186,16 @@ func (h *hold) Upgrade(ctx context.Context, wait time.Duration) (uint64, error) 
 	if err != nil {
 		return 0, h.whyNot(err)
 	}
-	token, err := h.backend.count(ctx, h.resource, driver.Exclusive, h.owner)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	token, err := h.count(ctx, driver.Exclusive)
 	if err != nil {
-		h.downgrade()
+		if h.held != nil {
+			h.held.file.fcntl(unix.F_UNLCK, readers)
+		}
 		return 0, err
 	}
-	h.mu.Lock()
 	h.mode = driver.Exclusive
-	h.mu.Unlock()
 	return token, nil
 }
 
@@ -207,18 +209,7 @@ func (h *hold) tryUpgrade() error {
 	if err == nil && !free {
 		return driver.ErrHeld
 	}
-	if err == nil {
-		err = h.held.check()
-	}
 	return err
-}
-
-func (h *hold) downgrade() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.held != nil {
-		h.held.file.fcntl(unix.F_UNLCK, readers)
-	}
 }
 
 // whyNot puts the loss of the lock before its symptoms.

@@ -92,7 +92,7 @@ func got(t testing.TB, c <-chan result) result {
 // lined returns a backend with a line, in memory where possible.
 func lined(t testing.TB) *Backend {
 	t.Helper()
-	b := open(t, t.TempDir())
+	b := openDir(t, t.TempDir())
 	if !b.lined {
 		t.Fatal("no line on the file system of the temporary directory")
 	}
@@ -105,7 +105,7 @@ func TestLineOnTmpfs(t *testing.T) {
 		t.Skip("no /dev/shm: ", err)
 	}
 	defer os.RemoveAll(dir)
-	b := open(t, dir)
+	b := openDir(t, dir)
 	if !b.lined || !b.info.Modes.Has(driver.Upgradeable) {
 		t.Error("no line on tmpfs")
 	}
@@ -462,7 +462,7 @@ func TestTimes(t *testing.T) {
 		t.Errorf("cancelled after %v", d)
 	}
 	waitInLine(t, b, "a", 0)
-	c := open(t, b.dir)
+	c := openDir(t, b.dir)
 	next = wait(t.Context(), c, request(driver.Exclusive, "a"))
 	waitInLine(t, b, "a", 1)
 	c.Close()
@@ -765,7 +765,7 @@ func mountTmpfs(t *testing.T, options string) string {
 
 func TestFullDisk(t *testing.T) {
 	dir := mountTmpfs(t, "size=64k")
-	b := open(t, dir)
+	b := openDir(t, dir)
 	old := acquire(t, b, driver.Exclusive, "old")
 	release(t, old)
 	if err := os.WriteFile(filepath.Join(dir, "big"), make([]byte, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
@@ -793,7 +793,7 @@ func TestFullDisk(t *testing.T) {
 
 func TestReadOnly(t *testing.T) {
 	dir := mountTmpfs(t, "size=64k")
-	b := open(t, dir)
+	b := openDir(t, dir)
 	release(t, acquire(t, b, driver.Exclusive, "old"))
 	if err := unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
 		t.Fatal(err)

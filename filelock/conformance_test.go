@@ -1,0 +1,47 @@
+package filelock
+
+import (
+	"os"
+	"runtime"
+	"testing"
+
+	"github.com/distlock-go/distlock/driver"
+	"github.com/distlock-go/distlock/drivertest"
+)
+
+const dirEnv = "FILELOCK_TEST_DIR"
+
+func openForSuite() (driver.Backend, error) { return New(os.Getenv(dirEnv), nil) }
+
+func TestConformance(t *testing.T) {
+	dir := t.TempDir()
+	h := drivertest.Harness{
+		Open:    func(t testing.TB) driver.Backend { return openDir(t, dir) },
+		Tokens:  true,
+		Process: func(testing.TB) []string { return []string{dirEnv + "=" + dir} },
+		Sever:   sever,
+		Resources: func(t testing.TB) map[string]int {
+			return map[string]int{"descriptors": descriptors(t)}
+		},
+		Omit: map[string]string{
+			"Mute":    "nothing is between the caller and the files",
+			"Restart": "there is no server",
+		},
+	}
+	if runtime.GOOS == "windows" {
+		h.Omit["Sever"] = "an open file can't be removed"
+		h.Resources = nil
+		h.Omit["Resources"] = "handles of one kind can't be counted"
+	}
+	drivertest.Run(t, h)
+}
+
+// descriptors counts the files that this process has open.
+func descriptors(t testing.TB) int {
+	t.Helper()
+	entries, err := os.ReadDir("/dev/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
+}
