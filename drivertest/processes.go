@@ -205,7 +205,7 @@ var processes = throughDistlock([]clause{
 		}
 		counted := 0
 		for _, p := range all {
-			r := p.result()
+			r := p.result(2 * patience)
 			r.mustSucceed(t)
 			counted += r.Count
 		}
@@ -249,7 +249,7 @@ var processes = throughDistlock([]clause{
 		name := t.resource()
 		g := t.hold(a, name)
 		p.send(order{Do: "acquire", Name: name, Timeout: time.Hour})
-		if r := p.reply(); !r.Waiting {
+		if r := p.reply(2 * patience); !r.Waiting {
 			t.Fatalf("another process doesn't wait for what this one has: %+v", r)
 		}
 		time.Sleep(settled) // until it has asked a second time
@@ -291,7 +291,7 @@ var processes = throughDistlock([]clause{
 		t.keep(next)
 		before := t.size(file)
 		goOn()
-		if r := p.result(); !r.Lost {
+		if r := p.result(ttl + prompt); !r.Lost {
 			t.Errorf("the holder doesn't see the loss: %+v", r)
 		}
 		// One piece of work may have been under way between the look at the lock and
@@ -390,8 +390,8 @@ func (p *process) send(o order) {
 	}
 }
 
-// reply returns the next reply.
-func (p *process) reply() reply {
+// reply returns the next reply, which must come within the bound.
+func (p *process) reply(bound time.Duration) reply {
 	t := p.trial
 	t.Helper()
 	select {
@@ -400,17 +400,17 @@ func (p *process) reply() reply {
 			t.Fatalf("another process ended by itself; does TestMain call drivertest.Main? It said: %s", strings.TrimSpace(p.said.String()))
 		}
 		return r
-	case <-time.After(2 * patience):
-		t.Fatalf("another process doesn't answer within %v", 2*patience)
+	case <-time.After(bound):
+		t.Fatalf("another process doesn't answer within %v", bound)
 	}
 	return reply{}
 }
 
 // result returns the next reply that isn't about waiting.
-func (p *process) result() reply {
+func (p *process) result(bound time.Duration) reply {
 	p.trial.Helper()
 	for {
-		if r := p.reply(); !r.Waiting {
+		if r := p.reply(bound); !r.Waiting {
 			return r
 		}
 	}
@@ -419,7 +419,7 @@ func (p *process) result() reply {
 func (p *process) ask(o order) reply {
 	p.trial.Helper()
 	p.send(o)
-	return p.result()
+	return p.result(2 * patience)
 }
 
 // kill kills the process and waits for its end.

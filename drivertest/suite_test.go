@@ -52,7 +52,10 @@ func run(t *testing.T, cases []clause, defect string, leases, fully bool) map[st
 	outcomes := make(map[string]outcome)
 	var together sync.WaitGroup
 	for _, c := range cases {
-		if c.distlock && outcomes[foundation].failed {
+		mu.Lock()
+		hopeless := c.distlock && outcomes[foundation].failed
+		mu.Unlock()
+		if hopeless {
 			continue
 		}
 		try := func(t *testing.T) {
