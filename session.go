@@ -16,7 +16,7 @@ import (
 type tenure struct {
 	hold   driver.Hold
 	keeper *keeper // nil: the session can't end
-	token  uint64 // of the grant; 0: none
+	token  uint64  // of the grant; 0: none
 	since  time.Time
 	passed int
 }
