@@ -33,7 +33,7 @@ func private(dir string) error {
 		return err
 	}
 	owner := info.Sys().(*syscall.Stat_t).Uid
-	why := ""
+	var why string
 	switch {
 	case info.Mode()&fs.ModeSymlink != 0:
 		why = "is a symbolic link"

@@ -52,7 +52,7 @@ type fenceFile interface {
 }
 
 // count writes the next token of the resource into its fence.
-func (b *Backend) count(ctx context.Context, resource string, mode driver.Mode, owner driver.Owner) (uint64, error) {
+func (b *Backend) count(ctx context.Context, resource string, mode driver.Mode, owner driver.Owner) (token uint64, err error) {
 	n := note{boot: bootID(), mode: mode, since: time.Now(), owner: owner}
 	if b.network {
 		n.boot = "-" // the hosts' differ, and every number is flushed
@@ -61,16 +61,6 @@ func (b *Backend) count(ctx context.Context, resource string, mode driver.Mode, 
 	if mode == driver.Permit {
 		path = b.path(resource, permitFenceSuffix)
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, guardTimeout, fmt.Errorf("another process holds up %s: %w", path, context.DeadlineExceeded))
-	defer cancel()
-	token, err := b.countIn(ctx, path, n)
-	if err != nil && errors.Is(err, ctx.Err()) {
-		err = context.Cause(ctx)
-	}
-	return token, err
-}
-
-func (b *Backend) countIn(ctx context.Context, path string, n note) (token uint64, err error) {
 	n.token = uint64(n.since.UnixMicro())
 	f, fresh, err := openFence(ctx, path, b.mode, func() []byte {
 		return append(n.appendLine(nil), blankLine...)
@@ -84,7 +74,7 @@ func (b *Backend) countIn(ctx context.Context, path string, n note) (token uint6
 	}
 	var buf [2 * slotSize]byte
 	size, err := f.ReadAt(buf[:], 0)
-	if err != nil && err != io.EOF {
+	if err != nil && !errors.Is(err, io.EOF) {
 		return 0, err
 	}
 	last, slot, whole := newest(buf[:size])
@@ -141,7 +131,7 @@ const sumField = " sum "
 
 // appendLine appends the note as text, which fits whatever the owner's names
 // are.
-func (n *note) appendLine(b []byte) []byte {
+func (n note) appendLine(b []byte) []byte {
 	start := len(b)
 	b = fmt.Appendf(b, "token %d boot %s mode %s since %s pid %d host %s program %s note %s",
 		n.token, n.boot, n.mode, n.since.UTC().Format("2006-01-02T15:04:05.000000Z"), n.owner.PID,
@@ -218,11 +208,24 @@ func (n note) describe() note {
 	return n
 }
 
-// nap sleeps for about a growing pause, or until ctx ends.
-func nap(ctx context.Context, pause *time.Duration) error {
-	t := time.NewTimer(*pause/2 + rand.N(*pause))
+// patience is for what others keep for microseconds only.
+type patience struct {
+	began time.Time
+	pause time.Duration
+}
+
+// nap sleeps, each time for longer. It returns an error when ctx ends, or when
+// the others have had time enough.
+func (p *patience) nap(ctx context.Context, path string) error {
+	if p.began.IsZero() {
+		p.began, p.pause = time.Now(), 50*time.Microsecond
+	}
+	if time.Since(p.began) > guardTimeout {
+		return &fs.PathError{Op: "lock", Path: path, Err: fmt.Errorf("another process has held it up for %v; is that one stopped?", guardTimeout)}
+	}
+	t := time.NewTimer(p.pause/2 + rand.N(p.pause))
 	defer t.Stop()
-	*pause = min(2**pause, 10*time.Millisecond)
+	p.pause = min(2*p.pause, 10*time.Millisecond)
 	select {
 	case <-t.C:
 		return nil

@@ -8,7 +8,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -50,7 +49,7 @@ func openFence(ctx context.Context, path string, mode fs.FileMode, first func() 
 // openGuarded opens a file for reading and writing and waits until nobody else
 // has it open in this way.
 func openGuarded(ctx context.Context, path string, mode fs.FileMode, create bool) (*file, error) {
-	pause := 50 * time.Microsecond
+	var p patience
 	for {
 		f, err := openFile(path, unix.O_RDWR, mode, create)
 		if err != nil {
@@ -69,7 +68,7 @@ func openGuarded(ctx context.Context, path string, mode fs.FileMode, create bool
 			if locked {
 				break
 			}
-			if err := nap(ctx, &pause); err != nil {
+			if err := p.nap(ctx, path); err != nil {
 				f.close()
 				return nil, err
 			}
@@ -162,7 +161,7 @@ func readFence(path string) ([]byte, error) {
 	defer f.close()
 	b := make([]byte, 2*slotSize)
 	n, err := guarded{f}.ReadAt(b, 0)
-	if err == io.EOF {
+	if errors.Is(err, io.EOF) {
 		err = nil
 	}
 	return b[:n], err

@@ -135,7 +135,7 @@ func TestModes(t *testing.T) {
 				resource := fmt.Sprint(first, second, other == a)
 				held := acquire(t, a, first, resource)
 				g, err := other.Acquire(t.Context(), request(second, resource))
-				if beside && err != nil || !beside && err != driver.ErrHeld {
+				if beside && err != nil || !beside && !errors.Is(err, driver.ErrHeld) {
 					t.Errorf("%v beside %v: %v", second, first, err)
 				}
 				if err == nil {
@@ -167,7 +167,7 @@ func TestPermits(t *testing.T) {
 		held = append(held, g)
 	}
 	for i := range held {
-		if _, err := b.Acquire(t.Context(), r); err != driver.ErrHeld {
+		if _, err := b.Acquire(t.Context(), r); !errors.Is(err, driver.ErrHeld) {
 			t.Fatalf("a sixth permit: %v", err)
 		}
 		release(t, held[i])
@@ -185,6 +185,69 @@ func TestPermits(t *testing.T) {
 	}
 }
 
+// Without a line, as on network mounts and other systems, waiting is left to the
+// caller.
+func TestWithoutLine(t *testing.T) {
+	dir := t.TempDir()
+	b := openDir(t, dir)
+	b.lined, b.network, b.procLocks = false, true, ""
+	for _, mode := range []driver.Mode{driver.Exclusive, driver.Permit} {
+		held := []driver.Grant{acquire(t, b, mode, "a")}
+		if mode == driver.Permit {
+			held = append(held, acquire(t, b, mode, "a"))
+		}
+		r := request(mode, "a")
+		r.Wait, r.Queue = driver.Forever, true
+		if _, err := b.Acquire(t.Context(), r); !errors.Is(err, driver.ErrHeld) {
+			t.Errorf("%v: %v", mode, err)
+		}
+		if h, err := b.Holders(t.Context(), "a", mode); err != nil || len(h) != len(held) {
+			t.Errorf("%v: %v, %v", mode, h, err)
+		}
+		for _, g := range held {
+			release(t, g)
+		}
+		if g := acquire(t, b, mode, "a"); g.Token != held[len(held)-1].Token+1 {
+			t.Errorf("token %d after %d", g.Token, held[len(held)-1].Token)
+		} else {
+			release(t, g)
+		}
+	}
+	if names(t, dir)[baseName("a")+bellSuffix] {
+		t.Error("a bell that nobody hears")
+	}
+}
+
+// Somebody who was stopped while he counted holds up the others, but not for
+// ever, and not the lock.
+func TestFenceIsBusy(t *testing.T) {
+	b := openDir(t, t.TempDir())
+	g := acquire(t, b, driver.Exclusive, "a")
+	release(t, g)
+	f, _, err := openFence(t.Context(), b.path("a", fenceSuffix), 0, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := b.Acquire(ctx, request(driver.Shared, "a")); !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+	if h, err := b.Holders(t.Context(), "a", driver.Exclusive); len(h) > 0 || err != nil {
+		t.Error(h, err)
+	}
+	p := patience{began: time.Now().Add(-2 * guardTimeout)}
+	if err := p.nap(t.Context(), "x"); err == nil || errors.Is(err, driver.ErrHeld) {
+		t.Error(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
+	if next := acquire(t, b, driver.Exclusive, "a"); next.Token != g.Token+1 {
+		t.Errorf("token %d after %d", next.Token, g.Token)
+	}
+}
+
 func TestUnsupported(t *testing.T) {
 	b := openDir(t, t.TempDir())
 	b.info.Modes = driver.ModesOf(driver.Exclusive)
@@ -198,7 +261,7 @@ func TestContextDone(t *testing.T) {
 	b := openDir(t, dir)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := b.Acquire(ctx, request(driver.Exclusive, "a")); err != context.Canceled {
+	if _, err := b.Acquire(ctx, request(driver.Exclusive, "a")); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 	if entries, _ := os.ReadDir(dir); len(entries) > 0 {
@@ -213,7 +276,7 @@ func TestClose(t *testing.T) {
 	if err := b.Close(); err != nil {
 		t.Error(err)
 	}
-	if err := g.Hold.Release(t.Context()); err != driver.ErrLost {
+	if err := g.Hold.Release(t.Context()); !errors.Is(err, driver.ErrLost) {
 		t.Errorf("release after close: %v", err)
 	}
 	if _, err := b.Acquire(t.Context(), request(driver.Exclusive, "a")); !errors.Is(err, fs.ErrClosed) {
@@ -230,7 +293,7 @@ func TestPass(t *testing.T) {
 		t.Errorf("token %d after %d, %v", token, g.Token, err)
 	}
 	release(t, g)
-	if _, err := g.Hold.(driver.Passer).Pass(t.Context()); err != driver.ErrLost {
+	if _, err := g.Hold.(driver.Passer).Pass(t.Context()); !errors.Is(err, driver.ErrLost) {
 		t.Errorf("after release: %v", err)
 	}
 }

@@ -116,7 +116,7 @@ func (b *Backend) take(ctx context.Context, r driver.Request) (h *held, err erro
 		if err == nil {
 			return a.got, nil
 		}
-		if err != errReplaced {
+		if !errors.Is(err, errReplaced) {
 			return nil, err
 		}
 		if err := ctx.Err(); err != nil {

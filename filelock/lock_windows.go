@@ -42,7 +42,7 @@ func (b *Backend) take(ctx context.Context, r driver.Request) (*held, error) {
 	start := rand.IntN(r.Limit)
 	for i := range r.Limit {
 		h, err := lock(ctx, b.path(r.Resource, permitSuffix+strconv.Itoa((start+i)%r.Limit)), driver.Exclusive)
-		if err != driver.ErrHeld {
+		if !errors.Is(err, driver.ErrHeld) {
 			return h, err
 		}
 	}
@@ -71,9 +71,9 @@ func open(ctx context.Context, path string, access, share, disposition uint32) (
 	if err != nil {
 		return 0, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
-	pause := time.Millisecond
+	var p patience
 	var h windows.Handle
-	for range 6 {
+	for range 10 {
 		if err := ctx.Err(); err != nil {
 			return 0, err
 		}
@@ -83,7 +83,7 @@ func open(ctx context.Context, path string, access, share, disposition uint32) (
 		if err != windows.ERROR_ACCESS_DENIED {
 			break
 		}
-		if err := nap(ctx, &pause); err != nil {
+		if err := p.nap(ctx, path); err != nil {
 			return 0, err
 		}
 	}
@@ -114,14 +114,14 @@ func longPath(path string) string {
 // closed. If there is none it is made, with what first returns as its content,
 // and fresh is true.
 func openFence(ctx context.Context, path string, _ fs.FileMode, first func() []byte) (f fenceFile, fresh bool, err error) {
-	pause := 50 * time.Microsecond
+	var p patience
 	for {
 		h, err := open(ctx, path, windows.GENERIC_READ|windows.GENERIC_WRITE, 0, windows.OPEN_EXISTING)
 		switch {
 		case err == nil:
 			return os.NewFile(uintptr(h), path), false, nil
 		case errors.Is(err, windows.ERROR_SHARING_VIOLATION):
-			if err := nap(ctx, &pause); err != nil {
+			if err := p.nap(ctx, path); err != nil {
 				return nil, false, err
 			}
 			continue
@@ -165,13 +165,13 @@ func makeFence(path string, content []byte) error {
 func readFence(path string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	pause := 50 * time.Microsecond
+	var p patience
 	for {
 		b, err := os.ReadFile(path)
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil, nil
 		}
-		if !errors.Is(err, windows.ERROR_SHARING_VIOLATION) || nap(ctx, &pause) != nil {
+		if !errors.Is(err, windows.ERROR_SHARING_VIOLATION) || p.nap(ctx, path) != nil {
 			return b, err
 		}
 	}

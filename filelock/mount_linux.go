@@ -3,6 +3,7 @@ package filelock
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -71,10 +72,8 @@ func findMount(table, id string) (mount, bool) {
 func (m mount) judge() (network bool, unsafe string) {
 	has := func(options ...string) bool {
 		for o := range strings.SplitSeq(m.options, ",") {
-			for _, want := range options {
-				if o == want {
-					return true
-				}
+			if slices.Contains(options, o) {
+				return true
 			}
 		}
 		return false

@@ -3,6 +3,7 @@
 package filelock
 
 import (
+	"errors"
 	"io"
 	"time"
 
@@ -34,7 +35,7 @@ func removeIdle(path string, before time.Time, may func(content []byte) bool) (b
 	}
 	content := make([]byte, 2*slotSize)
 	n, err := guarded{f}.ReadAt(content, 0)
-	if err != nil && err != io.EOF {
+	if err != nil && !errors.Is(err, io.EOF) {
 		return false, err
 	}
 	if !may(content[:n]) {

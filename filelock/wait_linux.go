@@ -2,6 +2,7 @@ package filelock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"time"
@@ -63,7 +64,7 @@ func (w *waiter) wait(ctx context.Context, most time.Duration) error {
 	}
 	for {
 		err := w.waitHere(ctx, over)
-		if err != errReplaced {
+		if !errors.Is(err, errReplaced) {
 			return err
 		}
 		if err := ctx.Err(); err != nil {
@@ -121,7 +122,7 @@ func (w *waiter) waitHere(ctx context.Context, over <-chan time.Time) error {
 			}
 		}
 		if mine {
-			if err := w.try(); err != driver.ErrHeld {
+			if err := w.try(); !errors.Is(err, driver.ErrHeld) {
 				return err
 			}
 		}

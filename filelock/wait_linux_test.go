@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -23,6 +25,11 @@ import (
 func init() {
 	roles["flock"] = flockOnly
 	roles["noinotify"] = noInotify
+	limitFiles = func(bytes string) error {
+		n, err := strconv.ParseUint(bytes, 10, 64)
+		signal.Ignore(syscall.SIGXFSZ)
+		return errors.Join(err, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &syscall.Rlimit{Cur: n, Max: n}))
+	}
 }
 
 // inLine counts the places taken in the line of the file.
@@ -152,7 +159,7 @@ func TestGiveWay(t *testing.T) {
 	for _, mode := range []driver.Mode{driver.Exclusive, driver.Shared} {
 		r := request(mode, "a")
 		r.Queue = true
-		if _, err := b.Acquire(t.Context(), r); err != driver.ErrHeld {
+		if _, err := b.Acquire(t.Context(), r); !errors.Is(err, driver.ErrHeld) {
 			t.Errorf("%v: %v", mode, err)
 		}
 		release(t, acquire(t, b, mode, "a"))
@@ -193,7 +200,7 @@ func TestWakeUp(t *testing.T) {
 	b := lined(t)
 	for _, how := range []string{"release", "kill"} {
 		for _, mode := range []driver.Mode{driver.Exclusive, driver.Shared, driver.Permit} {
-			var least time.Duration = time.Hour
+			least := time.Hour
 			for range 5 {
 				p := newPeer(t, b.dir)
 				resource, suffix := how+mode.String(), lockSuffix
@@ -265,7 +272,7 @@ func TestWriterAndReaders(t *testing.T) {
 	waitInLine(t, b, "a", 2) // the reader's own byte counts too
 	r := request(driver.Shared, "a")
 	r.Queue = true
-	if _, err := b.Acquire(t.Context(), r); err != driver.ErrHeld {
+	if _, err := b.Acquire(t.Context(), r); !errors.Is(err, driver.ErrHeld) {
 		t.Fatal(err)
 	}
 	release(t, first)
@@ -278,19 +285,19 @@ func TestUpgrade(t *testing.T) {
 	g := acquire(t, b, driver.Upgradeable, "a")
 	up := g.Hold.(driver.Upgrader)
 	for _, w := range []time.Duration{0, time.Microsecond, 20 * time.Millisecond} {
-		if _, err := up.Upgrade(t.Context(), w); err != driver.ErrHeld {
+		if _, err := up.Upgrade(t.Context(), w); !errors.Is(err, driver.ErrHeld) {
 			t.Fatalf("beside a reader, %v: %v", w, err)
 		}
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
-	if _, err := up.Upgrade(ctx, driver.Forever); err != context.DeadlineExceeded {
+	if _, err := up.Upgrade(ctx, driver.Forever); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatal(err)
 	}
 	cancel()
 	// All as before: readers come in, nobody else does.
 	release(t, acquire(t, b, driver.Shared, "a"))
 	for _, mode := range []driver.Mode{driver.Exclusive, driver.Upgradeable} {
-		if _, err := b.Acquire(t.Context(), request(mode, "a")); err != driver.ErrHeld {
+		if _, err := b.Acquire(t.Context(), request(mode, "a")); !errors.Is(err, driver.ErrHeld) {
 			t.Fatalf("%v: %v", mode, err)
 		}
 	}
@@ -311,7 +318,7 @@ func TestUpgrade(t *testing.T) {
 		if err == nil {
 			release(t, g)
 		}
-		return err == driver.ErrHeld
+		return errors.Is(err, driver.ErrHeld)
 	})
 	later := wait(t.Context(), b, request(driver.Shared, "a"))
 	release(t, reader)
@@ -320,7 +327,7 @@ func TestUpgrade(t *testing.T) {
 		t.Fatalf("token %d after %d, %v", u.token, g.Token, u.err)
 	}
 	for _, mode := range []driver.Mode{driver.Exclusive, driver.Shared, driver.Upgradeable} {
-		if _, err := b.Acquire(t.Context(), request(mode, "a")); err != driver.ErrHeld {
+		if _, err := b.Acquire(t.Context(), request(mode, "a")); !errors.Is(err, driver.ErrHeld) {
 			t.Errorf("%v beside an upgraded one: %v", mode, err)
 		}
 	}
@@ -356,7 +363,7 @@ func TestUpgradeGivenUp(t *testing.T) {
 	later := wait(t.Context(), b, request(driver.Shared, "a"))
 	waitInLine(t, b, "a", 3)
 	cancel()
-	if err := <-done; err != context.Canceled {
+	if err := <-done; !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 	release(t, got(t, later).Grant)
@@ -376,7 +383,7 @@ func TestUpgradeFails(t *testing.T) {
 	}
 	release(t, acquire(t, b, driver.Shared, "token"))
 	release(t, g)
-	if _, err := g.Hold.(driver.Upgrader).Upgrade(t.Context(), 0); err != driver.ErrLost {
+	if _, err := g.Hold.(driver.Upgrader).Upgrade(t.Context(), 0); !errors.Is(err, driver.ErrLost) {
 		t.Errorf("after release: %v", err)
 	}
 
@@ -446,7 +453,7 @@ func TestTimes(t *testing.T) {
 		r.Wait = w
 		began := time.Now()
 		_, err := b.Acquire(t.Context(), r)
-		if d := time.Since(began); err != driver.ErrHeld || d < w || d > w+5*time.Second {
+		if d := time.Since(began); !errors.Is(err, driver.ErrHeld) || d < w || d > w+5*time.Second {
 			t.Errorf("wait of %v: %v after %v", w, err, d)
 		}
 	}
@@ -521,7 +528,7 @@ func TestManyWaiters(t *testing.T) {
 	}
 	cancel()
 	for _, c := range next {
-		if r := get(t, c); r.err != context.Canceled {
+		if r := get(t, c); !errors.Is(r.err, context.Canceled) {
 			t.Fatal(r.err)
 		}
 	}
@@ -749,6 +756,39 @@ func TestMounts(t *testing.T) {
 	}
 	if id := mountID("pos:\t0\nflags:\t0100000\nmnt_id:\t27\nino:\t246947\n"); id != "27" {
 		t.Error(id)
+	}
+}
+
+// A limit on the size of files is a full disk on any file system.
+func TestNoSpace(t *testing.T) {
+	dir := t.TempDir()
+	b := openDir(t, dir)
+	p := newPeer(t, dir)
+	p.send("limit 700")
+	p.answer()
+	for _, resource := range []string{"new", "old"} {
+		var last driver.Grant
+		if resource == "old" {
+			last = acquire(t, b, driver.Exclusive, resource)
+			release(t, last)
+		}
+		for _, mode := range []driver.Mode{driver.Exclusive, driver.Shared, driver.Permit} {
+			p.send("acquire %d 0 %s", mode, resource)
+			if s := p.answer(); !strings.Contains(s, "file too large") {
+				t.Errorf("%s: %s", resource, s)
+			}
+			if h, err := b.Holders(t.Context(), resource, mode); len(h) > 0 || err != nil {
+				t.Errorf("%s: still held: %v, %v", resource, h, err)
+			}
+		}
+		for name := range names(t, dir) {
+			if strings.HasSuffix(name, unfinishedSuffix) {
+				t.Errorf("%s stays", name)
+			}
+		}
+		if g := acquire(t, b, driver.Exclusive, resource); g.Token <= last.Token {
+			t.Errorf("token %d after %d", g.Token, last.Token)
+		}
 	}
 }
 
