@@ -25,6 +25,9 @@ const (
 // errNoAnswer is the store's error if the store gives none.
 var errNoAnswer = errors.New("the store did not answer in time: is it reachable, and healthy?")
 
+// errNothing is a mistake of the backend that must not pass for a lock.
+var errNothing = errors.New("the backend returned neither a holding nor an error")
+
 // acquire is what Acquire and its kin come down to.
 func (l *Locker) acquire(ctx context.Context, resource string, r *request) (*Lock, error) {
 	if err := l.check(resource, r); err != nil {
@@ -166,7 +169,11 @@ func (l *Locker) acquireFromStore(ctx context.Context, h *holding, resource stri
 		a, pending, err := l.ask(ctx, r, contended, noteWaiting, func(ctx context.Context, wait time.Duration, queue bool) (driver.Grant, error) {
 			req := req
 			req.Wait, req.Queue = wait, queue
-			return l.backend.Acquire(ctx, req)
+			g, err := l.backend.Acquire(ctx, req)
+			if err == nil && g.Hold == nil {
+				err = errNothing
+			}
+			return g, err
 		})
 		if pending != nil {
 			l.inBackground(func() { l.reclaim(pending, h, req) })

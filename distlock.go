@@ -46,8 +46,8 @@ type Locker struct {
 	idle     chan struct{} // closed when busy is 0; nil if nobody waits for it
 	finished chan struct{} // closed when nothing may be asked of the backend any more
 
-	closeOnce sync.Once
-	closeErr  error
+	closed   chan struct{} // closed when Close is through
+	closeErr error
 }
 
 // New returns a Locker on b. It does no I/O and can't fail: options that can't
@@ -66,6 +66,7 @@ func New(b driver.Backend, o *Options) *Locker {
 		keepers: make(map[driver.Session]*keeper),
 
 		finished: make(chan struct{}),
+		closed:   make(chan struct{}),
 	}
 	l.options, l.bad = o.withDefaults(info)
 	l.watching = o != nil && (o.Logger != nil || o.Trace != nil)
@@ -240,38 +241,43 @@ func (l *Locker) Holders(ctx context.Context, resource string, opts ...AcquireOp
 // is cleaned up, or after Options.ReleaseTimeout. Later calls return what the
 // first did.
 func (l *Locker) Close() error {
-	l.closeOnce.Do(func() {
-		l.gate.Close()
-		ctx, cancel := context.WithTimeout(context.Background(), l.options.ReleaseTimeout)
-		defer cancel()
-		var errs []error
-		var mu sync.Mutex
-		var all sync.WaitGroup
-		for _, p := range l.queue.All() {
-			// A place that isn't granted yet gives itself back when it is, as its
-			// goroutine finds the gate closed.
-			q, ok := p.Value.(*inQueue)
-			h := (*holding)(q)
-			if !ok || h.locker != l || !h.granted() {
-				continue
-			}
-			all.Go(func() {
-				if err := h.release(ctx); err != nil && !errors.Is(err, ErrLost) {
-					mu.Lock()
-					defer mu.Unlock()
-					errs = append(errs, err)
-				}
-			})
-		}
-		all.Wait()
-		l.waitUntilIdle(ctx)
-		close(l.finished)
-		if err := l.backend.Close(); err != nil {
-			errs = append(errs, &Error{Op: "close", Backend: l.name, Err: err})
-		}
-		l.closeErr = errors.Join(errs...)
-	})
+	if l.gate.Close() {
+		l.closeErr = l.close()
+		close(l.closed)
+	}
+	<-l.closed
 	return l.closeErr
+}
+
+func (l *Locker) close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), l.options.ReleaseTimeout)
+	defer cancel()
+	var errs []error
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	for _, p := range l.queue.All() {
+		// A place that isn't granted yet gives itself back when it is, as its
+		// goroutine finds the gate closed.
+		q, ok := p.Value.(*inQueue)
+		h := (*holding)(q)
+		if !ok || h.locker != l || !h.granted() {
+			continue
+		}
+		all.Go(func() {
+			if err := h.release(ctx); err != nil && !errors.Is(err, ErrLost) {
+				mu.Lock()
+				defer mu.Unlock()
+				errs = append(errs, err)
+			}
+		})
+	}
+	all.Wait()
+	l.waitUntilIdle(ctx)
+	close(l.finished)
+	if err := l.backend.Close(); err != nil {
+		errs = append(errs, &Error{Op: "close", Backend: l.name, Err: err})
+	}
+	return errors.Join(errs...)
 }
 
 // check reports what is wrong with the arguments of a call.
