@@ -151,12 +151,12 @@ func TestP21_DoJoinsWhatHappened(t *testing.T) {
 		if err := l.Do(t.Context(), "a", func(context.Context) error { return mine }); err != mine {
 			t.Errorf("fn's error alone: %v", err)
 		}
-		s.release = func(context.Context, *hold) error { return &storeError{1} }
-		err := l.Do(t.Context(), "b", func(context.Context) error { return mine })
+		failing := newStore()
+		failing.release = func(context.Context, *hold) error { return &storeError{1} }
+		err := newLocker(t, failing, nil).Do(t.Context(), "a", func(context.Context) error { return mine })
 		if se := (*storeError)(nil); !errors.Is(err, mine) || !errors.As(err, &se) {
 			t.Errorf("fn's and Release's error: %v", err)
 		}
-		s.release = nil
 		err = l.Do(t.Context(), "a", func(ctx context.Context) error {
 			close(lease.lost)
 			<-ctx.Done()
