@@ -35,7 +35,7 @@ func TestP02_NilErrorMeansHeld(t *testing.T) {
 func TestP02_BackendThatGrantsNothingIsAnError(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := newStore()
-		s.answer = func(context.Context, driver.Request) (driver.Grant, error, bool) { return driver.Grant{}, nil, true }
+		s.answer = func(context.Context, driver.Request) (driver.Grant, bool, error) { return driver.Grant{}, true, nil }
 		lock, err := newLocker(t, s, nil).Acquire(t.Context(), "a")
 		if lock != nil {
 			t.Error("a lock on nothing")
@@ -53,54 +53,70 @@ func TestP03_TimeoutContextAndStoreAreNeverConfused(t *testing.T) {
 	plain := func(ctx context.Context) (context.Context, context.CancelFunc) { return context.WithCancel(ctx) }
 	for _, c := range []struct {
 		name   string
-		answer func(context.Context, driver.Request) (driver.Grant, error, bool)
+		answer func(context.Context, driver.Request) (driver.Grant, bool, error)
 		ctx    func(context.Context) (context.Context, context.CancelFunc)
 		opts   []distlock.AcquireOption
 		want   []error
 		not    []error
 	}{
 		{
-			"timeout", heldByAnother, plain, []distlock.AcquireOption{distlock.Timeout(time.Second)},
-			[]error{distlock.ErrNotAcquired}, []error{context.DeadlineExceeded, context.Canceled},
+			"timeout", heldByAnother, plain,
+			[]distlock.AcquireOption{distlock.Timeout(time.Second)},
+			[]error{distlock.ErrNotAcquired},
+			[]error{context.DeadlineExceeded, context.Canceled},
 		},
 		{
-			"single try", heldByAnother, plain, []distlock.AcquireOption{distlock.Timeout(0)},
-			[]error{distlock.ErrNotAcquired}, []error{context.DeadlineExceeded},
+			"single try", heldByAnother, plain,
+			[]distlock.AcquireOption{distlock.Timeout(0)},
+			[]error{distlock.ErrNotAcquired},
+			[]error{context.DeadlineExceeded},
 		},
 		{
 			"context while held", heldByAnother, withCause, nil,
-			[]error{context.DeadlineExceeded, mine, distlock.ErrNotAcquired}, nil,
+			[]error{context.DeadlineExceeded, mine, distlock.ErrNotAcquired},
+			nil,
 		},
 		{
 			"context while the store is silent", hang, withCause, nil,
-			[]error{context.DeadlineExceeded, mine}, []error{distlock.ErrNotAcquired},
+			[]error{context.DeadlineExceeded, mine},
+			[]error{distlock.ErrNotAcquired},
 		},
 		{
-			"timeout while the store is silent", hang, plain, []distlock.AcquireOption{distlock.Timeout(time.Second)},
-			[]error{distlock.ErrNotAcquired}, []error{context.DeadlineExceeded, context.Canceled},
+			"timeout while the store is silent", hang, plain,
+			[]distlock.AcquireOption{distlock.Timeout(time.Second)},
+			[]error{distlock.ErrNotAcquired},
+			[]error{context.DeadlineExceeded, context.Canceled},
 		},
 		{
-			"single try while the store is silent", hang, plain, []distlock.AcquireOption{distlock.Timeout(0)},
-			nil, []error{distlock.ErrNotAcquired, context.DeadlineExceeded, context.Canceled},
+			"single try while the store is silent", hang, plain,
+			[]distlock.AcquireOption{distlock.Timeout(0)},
+			nil,
+			[]error{distlock.ErrNotAcquired, context.DeadlineExceeded, context.Canceled},
 		},
 		{
-			"broken store", func(context.Context, driver.Request) (driver.Grant, error, bool) { return driver.Grant{}, broken, true },
-			plain, nil, []error{broken}, []error{distlock.ErrNotAcquired},
+			"broken store", func(context.Context, driver.Request) (driver.Grant, bool, error) { return driver.Grant{}, true, broken },
+			plain, nil,
+			[]error{broken},
+			[]error{distlock.ErrNotAcquired},
 		},
 		{
-			"broken store while waiting", func(_ context.Context, r driver.Request) (driver.Grant, error, bool) {
+			"broken store while waiting", func(_ context.Context, r driver.Request) (driver.Grant, bool, error) {
 				if r.Wait == 0 {
-					return driver.Grant{}, driver.ErrHeld, true
+					return driver.Grant{}, true, driver.ErrHeld
 				}
-				return driver.Grant{}, broken, true
+				return driver.Grant{}, true, broken
 			},
-			plain, nil, []error{broken}, []error{distlock.ErrNotAcquired},
+			plain, nil,
+			[]error{broken},
+			[]error{distlock.ErrNotAcquired},
 		},
 		{
-			"deadlock", func(context.Context, driver.Request) (driver.Grant, error, bool) {
-				return driver.Grant{}, fmt.Errorf("%w: 1213", driver.ErrDeadlock), true
+			"deadlock", func(context.Context, driver.Request) (driver.Grant, bool, error) {
+				return driver.Grant{}, true, fmt.Errorf("%w: 1213", driver.ErrDeadlock)
 			},
-			plain, nil, []error{distlock.ErrDeadlock}, []error{distlock.ErrNotAcquired},
+			plain, nil,
+			[]error{distlock.ErrDeadlock},
+			[]error{distlock.ErrNotAcquired},
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -129,8 +145,8 @@ func TestP04_TimeoutIsExact(t *testing.T) {
 					s.answer = heldByAnother
 					if polls {
 						s.info.PollMin, s.info.PollMax = 10*time.Millisecond, time.Second
-						s.answer = func(context.Context, driver.Request) (driver.Grant, error, bool) {
-							return driver.Grant{}, driver.ErrHeld, true
+						s.answer = func(context.Context, driver.Request) (driver.Grant, bool, error) {
+							return driver.Grant{}, true, driver.ErrHeld
 						}
 					}
 					l := newLocker(t, s, nil)
@@ -167,12 +183,12 @@ func TestP04_EnormousTimeoutIsNoneAtAll(t *testing.T) {
 		bubble(t, func(t *testing.T) {
 			s := newStore()
 			free := make(chan struct{})
-			s.answer = func(ctx context.Context, r driver.Request) (driver.Grant, error, bool) {
+			s.answer = func(ctx context.Context, r driver.Request) (driver.Grant, bool, error) {
 				if r.Wait == 0 {
-					return driver.Grant{}, driver.ErrHeld, true
+					return driver.Grant{}, true, driver.ErrHeld
 				}
 				<-free
-				return driver.Grant{}, nil, false
+				return driver.Grant{}, false, nil
 			}
 			l := newLocker(t, s, nil)
 			time.AfterFunc(24*time.Hour, func() { close(free) })
@@ -184,9 +200,9 @@ func TestP04_EnormousTimeoutIsNoneAtAll(t *testing.T) {
 func TestP04_FirstTryIsAlwaysMade(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := newStore()
-		s.answer = func(context.Context, driver.Request) (driver.Grant, error, bool) {
+		s.answer = func(context.Context, driver.Request) (driver.Grant, bool, error) {
 			time.Sleep(50 * time.Millisecond)
-			return driver.Grant{}, nil, false
+			return driver.Grant{}, false, nil
 		}
 		l := newLocker(t, s, nil)
 		mustRelease(t, mustAcquire(t, l, "a", distlock.Timeout(time.Microsecond)))
@@ -264,9 +280,9 @@ func TestP05_DoneContextFailsEvenIfFree(t *testing.T) {
 func TestP05_LateGrantIsGivenBack(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := newStore()
-		s.answer = func(context.Context, driver.Request) (driver.Grant, error, bool) {
+		s.answer = func(context.Context, driver.Request) (driver.Grant, bool, error) {
 			time.Sleep(3 * time.Second)
-			return driver.Grant{}, nil, false
+			return driver.Grant{}, false, nil
 		}
 		l := newLocker(t, s, nil)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -290,9 +306,9 @@ func TestP05_GrantThatComesWithTheEndIsGivenBack(t *testing.T) {
 		s := newStore()
 		l := newLocker(t, s, nil)
 		ctx, cancel := context.WithCancel(t.Context())
-		s.answer = func(context.Context, driver.Request) (driver.Grant, error, bool) {
+		s.answer = func(context.Context, driver.Request) (driver.Grant, bool, error) {
 			cancel()
-			return driver.Grant{}, nil, false
+			return driver.Grant{}, false, nil
 		}
 		_, err := l.Acquire(ctx, "a")
 		wantErr(t, err, []error{context.Canceled})
@@ -309,14 +325,14 @@ func TestP06_ContextAndTimeoutBoundTheWaitOnly(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := newStore()
 		type key struct{}
-		s.answer = func(ctx context.Context, _ driver.Request) (driver.Grant, error, bool) {
+		s.answer = func(ctx context.Context, _ driver.Request) (driver.Grant, bool, error) {
 			if _, ok := ctx.Deadline(); ok {
 				t.Error("the backend's context has a deadline")
 			}
 			if ctx.Value(key{}) != "v" {
 				t.Error("the backend's context lacks the caller's values")
 			}
-			return driver.Grant{}, nil, false
+			return driver.Grant{}, false, nil
 		}
 		l := newLocker(t, s, nil)
 		ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), key{}, "v"), time.Second)
@@ -343,9 +359,9 @@ func TestP07_LostReplyIsUndone(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				s := newStore()
 				first := true
-				s.answer = func(ctx context.Context, r driver.Request) (driver.Grant, error, bool) {
+				s.answer = func(ctx context.Context, r driver.Request) (driver.Grant, bool, error) {
 					if !first {
-						return driver.Grant{}, nil, false
+						return driver.Grant{}, false, nil
 					}
 					first = false
 					if _, err := s.grant(r); err != nil {
@@ -354,7 +370,7 @@ func TestP07_LostReplyIsUndone(t *testing.T) {
 					if c.abandon {
 						<-ctx.Done()
 					}
-					return driver.Grant{}, &storeError{1}, true
+					return driver.Grant{}, true, &storeError{1}
 				}
 				failed := 0
 				s.undo = func(context.Context, driver.Request) error {
@@ -393,7 +409,7 @@ func TestP07_DefiniteAnswersAreNotUndone(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		for _, err := range []error{driver.ErrHeld, errors.ErrUnsupported, driver.ErrDeadlock} {
 			s := newStore()
-			s.answer = func(context.Context, driver.Request) (driver.Grant, error, bool) { return driver.Grant{}, err, true }
+			s.answer = func(context.Context, driver.Request) (driver.Grant, bool, error) { return driver.Grant{}, true, err }
 			l := newLocker(t, s, nil)
 			if _, err := l.TryAcquire(t.Context(), "a"); err == nil {
 				t.Fatal("acquired")
@@ -409,8 +425,8 @@ func TestP07_DefiniteAnswersAreNotUndone(t *testing.T) {
 func TestP07_UndoIsBoundedAndItsFailureReported(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := newStore()
-		s.answer = func(context.Context, driver.Request) (driver.Grant, error, bool) {
-			return driver.Grant{}, &storeError{1}, true
+		s.answer = func(context.Context, driver.Request) (driver.Grant, bool, error) {
+			return driver.Grant{}, true, &storeError{1}
 		}
 		s.undo = func(context.Context, driver.Request) error { return &storeError{2} }
 		var reported []distlock.Event
@@ -435,9 +451,9 @@ func TestP08_AcquireReturnsWhateverTheStoreDoes(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := newStore()
 		forever := make(chan struct{})
-		s.answer = func(context.Context, driver.Request) (driver.Grant, error, bool) {
+		s.answer = func(context.Context, driver.Request) (driver.Grant, bool, error) {
 			<-forever // its context is nothing to it
-			return driver.Grant{}, &storeError{1}, true
+			return driver.Grant{}, true, &storeError{1}
 		}
 		l := newLocker(t, s, nil)
 		for _, f := range []func() error{
@@ -473,12 +489,12 @@ func TestP08_QueueGoesOnBehindACallThatNeverReturns(t *testing.T) {
 		s := newStore()
 		forever := make(chan struct{})
 		var calls atomic.Int32
-		s.answer = func(context.Context, driver.Request) (driver.Grant, error, bool) {
+		s.answer = func(context.Context, driver.Request) (driver.Grant, bool, error) {
 			if calls.Add(1) == 1 {
 				<-forever
-				return driver.Grant{}, &storeError{1}, true
+				return driver.Grant{}, true, &storeError{1}
 			}
-			return driver.Grant{}, nil, false
+			return driver.Grant{}, false, nil
 		}
 		l := newLocker(t, s, &distlock.Options{ReleaseTimeout: 3 * time.Second})
 		if _, err := l.TryAcquire(t.Context(), "a"); err == nil {
@@ -532,9 +548,9 @@ func TestP18_CancelledWaiterSwallowsNoGrant(t *testing.T) {
 	for at := range 8 {
 		bubble(t, func(t *testing.T) {
 			s := newStore()
-			s.answer = func(context.Context, driver.Request) (driver.Grant, error, bool) {
+			s.answer = func(context.Context, driver.Request) (driver.Grant, bool, error) {
 				time.Sleep(time.Millisecond)
-				return driver.Grant{}, nil, false
+				return driver.Grant{}, false, nil
 			}
 			s.release = func(context.Context, *hold) error { time.Sleep(time.Millisecond); return nil }
 			s.pass = func(context.Context) error { time.Sleep(time.Millisecond); return nil }
@@ -594,8 +610,8 @@ func TestP19_PollingIsPacedAndJittered(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := newStore()
 		s.info.PollMin, s.info.PollMax = 50*time.Millisecond, time.Second
-		s.answer = func(context.Context, driver.Request) (driver.Grant, error, bool) {
-			return driver.Grant{}, driver.ErrHeld, true
+		s.answer = func(context.Context, driver.Request) (driver.Grant, bool, error) {
+			return driver.Grant{}, true, driver.ErrHeld
 		}
 		l := newLocker(t, s, nil)
 		start := time.Now()

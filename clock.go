@@ -14,12 +14,12 @@ type reading struct {
 // now reads the clocks. A variable, so that tests can set them.
 var now = func() reading { return reading{time.Now(), sinceBoot()} }
 
-// since returns the time from a to b by the clock that says most passed.
-func (b reading) since(a reading) time.Duration {
+// since returns the time from a to r by the clock that says most passed.
+func (r reading) since(a reading) time.Duration {
 	return max(
-		b.t.Sub(a.t),
-		b.t.Round(0).Sub(a.t.Round(0)), // Round(0) strips the monotonic reading
-		b.boot-a.boot,
+		r.t.Sub(a.t),
+		r.t.Round(0).Sub(a.t.Round(0)), // Round(0) strips the monotonic reading
+		r.boot-a.boot,
 	)
 }
 

@@ -8,9 +8,9 @@ import (
 var skew atomic.Int64
 
 func init() {
-	real := now
+	unskewed := now
 	now = func() reading {
-		r := real()
+		r := unskewed()
 		r.boot += time.Duration(skew.Load())
 		return r
 	}

@@ -148,7 +148,7 @@ func TestP21_DoJoinsWhatHappened(t *testing.T) {
 		if err := l.Do(t.Context(), "a", func(ctx context.Context) error { return ctx.Err() }); err != nil {
 			t.Errorf("nothing happened: %v", err)
 		}
-		if err := l.Do(t.Context(), "a", func(context.Context) error { return mine }); err != mine {
+		if err := l.Do(t.Context(), "a", func(context.Context) error { return mine }); !errors.Is(err, mine) || err.Error() != "mine" {
 			t.Errorf("fn's error alone: %v", err)
 		}
 		failing := newStore()
@@ -222,7 +222,7 @@ func TestP22_AllOrNothing(t *testing.T) {
 		for _, c := range s.calls {
 			order = append(order, c.req.Resource)
 		}
-		if !slices.Equal(order, []string{"c", "b", "a"}) || lock.Err() != distlock.ErrReleased || !isClosed(lock.Done()) {
+		if !slices.Equal(order, []string{"c", "b", "a"}) || !errors.Is(lock.Err(), distlock.ErrReleased) || !isClosed(lock.Done()) {
 			t.Errorf("released %v", order)
 		}
 
@@ -261,10 +261,10 @@ func TestP22_LostAsSoonAsOneIs(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		leases := map[string]*lease{"a": newLease(ttl), "b": newLease(ttl)}
 		s := newStore()
-		s.answer = func(_ context.Context, r driver.Request) (driver.Grant, error, bool) {
+		s.answer = func(_ context.Context, r driver.Request) (driver.Grant, bool, error) {
 			g, err := s.grant(r)
 			g.Session = leases[r.Resource]
-			return g, err, true
+			return g, true, err
 		}
 		l := newLocker(t, s, nil)
 		lock, err := l.AcquireAll(t.Context(), []string{"a", "b"})
@@ -337,7 +337,7 @@ func TestP25_Close(t *testing.T) {
 			}
 		}
 		waiters.Wait()
-		if held.Err() != distlock.ErrReleased || set.Err() != distlock.ErrReleased || s.held("a")+s.held("x")+s.held("y") > 0 || s.closed != 1 {
+		if !errors.Is(held.Err(), distlock.ErrReleased) || !errors.Is(set.Err(), distlock.ErrReleased) || s.held("a")+s.held("x")+s.held("y") > 0 || s.closed != 1 {
 			t.Errorf("Err %v and %v, %d left, the backend was closed %d times", held.Err(), set.Err(), s.held("a"), s.closed)
 		}
 		if err := held.Release(); err != nil {
@@ -351,9 +351,9 @@ func TestP25_Close(t *testing.T) {
 func TestP25_CloseWhileAGrantIsOnItsWay(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := newStore()
-		s.answer = func(context.Context, driver.Request) (driver.Grant, error, bool) {
+		s.answer = func(context.Context, driver.Request) (driver.Grant, bool, error) {
 			time.Sleep(time.Second)
-			return driver.Grant{}, nil, false
+			return driver.Grant{}, false, nil
 		}
 		l := distlock.New(s, nil)
 		result := make(chan error)
@@ -693,17 +693,17 @@ func TestP01_Storm(t *testing.T) {
 		s.info.PollMin, s.info.PollMax = time.Millisecond, 20*time.Millisecond
 		var n atomic.Int64
 		every := func(k int64) bool { return n.Add(1)%k == 0 }
-		s.answer = func(ctx context.Context, r driver.Request) (driver.Grant, error, bool) {
+		s.answer = func(ctx context.Context, r driver.Request) (driver.Grant, bool, error) {
 			time.Sleep(time.Duration(n.Load()%7) * 100 * time.Microsecond)
 			if every(11) {
 				s.grant(r) // and the answer is lost
-				return driver.Grant{}, &storeError{1}, true
+				return driver.Grant{}, true, &storeError{1}
 			}
 			g, err := s.grant(r)
 			if err == nil {
 				g.Session = newLease(ttl)
 			}
-			return g, err, true
+			return g, true, err
 		}
 		s.release = func(context.Context, *hold) error {
 			time.Sleep(time.Duration(n.Load()%5) * 100 * time.Microsecond)

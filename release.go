@@ -68,7 +68,7 @@ func (h *holding) dropped() {
 	}
 	h.locker.inBackground(func() {
 		h.locker.report("lock dropped without Release", h.locker.options.Trace.Dropped, h.event())
-		h.release(context.Background()) // a failure is retried and reported like that of any release
+		_ = h.release(context.Background()) // a failure is retried and reported like that of any release
 	})
 }
 

@@ -20,7 +20,7 @@ type store struct {
 	info driver.Info
 
 	// answer, if not nil, is asked first. It returns false for the usual answer.
-	answer func(ctx context.Context, r driver.Request) (driver.Grant, error, bool)
+	answer func(ctx context.Context, r driver.Request) (driver.Grant, bool, error)
 
 	session func() driver.Session // nil: none
 	tokens  bool
@@ -102,7 +102,7 @@ func (s *store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 		s.asking[r.Resource]--
 	}()
 	if s.answer != nil {
-		if g, err, ok := s.answer(ctx, r); ok {
+		if g, ok, err := s.answer(ctx, r); ok {
 			return g, err
 		}
 	}
@@ -334,21 +334,21 @@ func isClosed(c <-chan struct{}) bool {
 }
 
 // hang is an answer that never comes while the caller listens.
-func hang(ctx context.Context, _ driver.Request) (driver.Grant, error, bool) {
+func hang(ctx context.Context, _ driver.Request) (driver.Grant, bool, error) {
 	<-ctx.Done()
-	return driver.Grant{}, ctx.Err(), true
+	return driver.Grant{}, true, ctx.Err()
 }
 
 // heldByAnother is an answer to all questions; it takes the time to wait.
-func heldByAnother(ctx context.Context, r driver.Request) (driver.Grant, error, bool) {
+func heldByAnother(ctx context.Context, r driver.Request) (driver.Grant, bool, error) {
 	if r.Wait > 0 {
 		select {
 		case <-time.After(r.Wait):
 		case <-ctx.Done():
-			return driver.Grant{}, ctx.Err(), true
+			return driver.Grant{}, true, ctx.Err()
 		}
 	}
-	return driver.Grant{}, driver.ErrHeld, true
+	return driver.Grant{}, true, driver.ErrHeld
 }
 
 type storeError struct{ code int }

@@ -162,7 +162,7 @@ func (k *keeper) run(running, renewing context.Context, before <-chan struct{}) 
 		select {
 		case <-running.Done():
 			if done != nil {
-				<-done
+				_ = <-done // nobody's business any more
 			}
 			return
 		case <-before:
@@ -190,7 +190,7 @@ func (k *keeper) run(running, renewing context.Context, before <-chan struct{}) 
 		if k.lost() {
 			if done != nil {
 				k.cancel()
-				<-done
+				_ = <-done
 			}
 			return
 		}

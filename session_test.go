@@ -62,7 +62,7 @@ func TestP09_ReleaseIsIdempotent(t *testing.T) {
 			})
 		}
 		all.Wait()
-		if err := lock.Release(); err != nil || s.count("release") != 1 || lock.Err() != distlock.ErrReleased {
+		if err := lock.Release(); err != nil || s.count("release") != 1 || !errors.Is(lock.Err(), distlock.ErrReleased) {
 			t.Errorf("later: %v, %d calls, Err %v", err, s.count("release"), lock.Err())
 		}
 	})
@@ -100,7 +100,7 @@ func TestP10_FailedReleaseIsTriedAgainAndPoisonsNothing(t *testing.T) {
 		if !errors.As(err, &broken) || errors.Is(err, distlock.ErrLost) {
 			t.Fatalf("got %v", err)
 		}
-		if lock.Err() != distlock.ErrReleased {
+		if !errors.Is(lock.Err(), distlock.ErrReleased) {
 			t.Errorf("Err is %v", lock.Err())
 		}
 		s.info.PollMin = time.Millisecond
@@ -137,9 +137,9 @@ func TestP11_ValidityCountsFromBeforeTheRequest(t *testing.T) {
 		lease := newLease(ttl)
 		lease.renew = func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
 		s := leased(lease)
-		s.answer = func(context.Context, driver.Request) (driver.Grant, error, bool) {
+		s.answer = func(context.Context, driver.Request) (driver.Grant, bool, error) {
 			time.Sleep(4 * time.Second) // the reply takes its time
-			return driver.Grant{}, nil, false
+			return driver.Grant{}, false, nil
 		}
 		l := newLocker(t, s, nil)
 		asked := time.Now()
@@ -158,13 +158,13 @@ func TestP11_BackendSaysWhenItsRequestWentOut(t *testing.T) {
 		lease.renew = func(context.Context) error { return &storeError{1} }
 		s := leased(lease)
 		var sent time.Time
-		s.answer = func(_ context.Context, r driver.Request) (driver.Grant, error, bool) {
+		s.answer = func(_ context.Context, r driver.Request) (driver.Grant, bool, error) {
 			time.Sleep(time.Minute) // it waits by itself, for longer than a lease
 			sent = time.Now()
 			time.Sleep(time.Second)
 			g, err := s.grant(r)
 			g.Sent = sent
-			return g, err, true
+			return g, true, err
 		}
 		l := newLocker(t, s, nil)
 		lock := mustAcquire(t, l, "a")
@@ -237,10 +237,10 @@ func TestP11_StoppedProcessSeesTheLossAtOnce(t *testing.T) {
 				leases := map[string]*lease{"a": newLease(ttl), "b": newLease(ttl)}
 				s := newStore()
 				s.info.MinTTL, s.info.MaxTTL = time.Second, time.Minute
-				s.answer = func(_ context.Context, r driver.Request) (driver.Grant, error, bool) {
+				s.answer = func(_ context.Context, r driver.Request) (driver.Grant, bool, error) {
 					g, err := s.grant(r)
 					g.Session = leases[r.Resource]
-					return g, err, true
+					return g, true, err
 				}
 				l := newLocker(t, s, nil)
 				var lock *distlock.Lock

@@ -173,6 +173,7 @@ var mutants = []mutant{
 
 // Each mutant fails in the cases named for its defect, and in no others.
 func TestMutants(t *testing.T) {
+	t.Parallel()
 	for _, m := range mutants {
 		t.Run(m.name(), func(t *testing.T) {
 			t.Parallel()

@@ -716,7 +716,8 @@ func (m *memory) park(r driver.Request) (p *parked, next time.Duration) {
 		close(p.ready) // it came free in between
 		return p, 0
 	}
-	if !s.is("waiters sleep on") && !(s.is("waiters of the same backend sleep on") && e.records[0].session.memory == m) {
+	sleepsOn := s.is("waiters sleep on") || s.is("waiters of the same backend sleep on") && e.records[0].session.memory == m
+	if !sleepsOn {
 		e.waiters = append(e.waiters, p)
 	}
 	for _, have := range e.records {

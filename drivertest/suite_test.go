@@ -15,13 +15,13 @@ import (
 func TestReference(t *testing.T) {
 	for name, leases := range map[string]bool{"leases": true, "connections": false} {
 		t.Run(name, func(t *testing.T) {
-			var real []clause
+			var unfaked []clause
 			for _, c := range cases() {
 				if c.real {
-					real = append(real, c)
+					unfaked = append(unfaked, c)
 				}
 			}
-			expect(t, run(t, real, "", leases, true))
+			expect(t, run(t, unfaked, "", leases, true))
 			t.Run("bubble", func(t *testing.T) {
 				t.Parallel()
 				expect(t, run(t, faked(), "", leases, true))

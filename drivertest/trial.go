@@ -544,10 +544,9 @@ func (w *waiter) giveUp(bound time.Duration) {
 	t.Helper()
 	w.cancel(errGivenUp)
 	w.answered(bound, "after its context ended")
-	switch {
-	case w.err == nil:
+	if w.err == nil {
 		t.releaseErr(w.grant)
-	default:
+	} else {
 		t.undo(w.backend, w.request, w.err)
 	}
 }

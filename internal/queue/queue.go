@@ -391,10 +391,11 @@ func (s *shard) table(permit bool) map[string]*entry {
 func (s *shard) find(name string, permit bool) *entry {
 	m := s.table(permit)
 	e := m[name]
-	if e == nil {
+	switch e {
+	case nil:
 		e = &entry{shard: s, name: name, permit: permit}
 		m[name] = e
-	} else if e == s.idle {
+	case s.idle:
 		s.idle = nil
 	}
 	return e
