@@ -130,7 +130,7 @@ func (f *file) flock(how int) (bool, error) {
 // process for a while.
 func (f *file) unlock() {
 	f.unlockBytes()
-	unix.Flock(f.fd, unix.LOCK_UN)
+	_ = unix.Flock(f.fd, unix.LOCK_UN) // the close that follows does it too
 }
 
 func (f *file) close() { unix.Close(f.fd) }

@@ -49,7 +49,7 @@ func (f *file) stand(place int64) error {
 	return err
 }
 
-func (f *file) leave(place int64) { f.fcntl(unix.F_UNLCK, place) }
+func (f *file) leave(place int64) { _, _ = f.fcntl(unix.F_UNLCK, place) }
 
 // isFirst reports whether nobody else stands before the place.
 func (f *file) isFirst(place int64) (bool, error) {
@@ -107,8 +107,8 @@ func (f *file) lock(mode driver.Mode, lined bool) error {
 func (f *file) unlockBytes() {
 	if f.bytes {
 		f.bytes = false
-		f.fcntl(unix.F_UNLCK, readers)
-		f.fcntl(unix.F_UNLCK, upgrades)
+		_, _ = f.fcntl(unix.F_UNLCK, readers)
+		_, _ = f.fcntl(unix.F_UNLCK, upgrades)
 	}
 }
 

@@ -79,7 +79,7 @@ func (b *Backend) freshen(h *held, resource string, mode driver.Mode) {
 		paths = []string{h.file.path, b.path(resource, permitFenceSuffix), b.path(resource, bellSuffix)}
 	}
 	for _, path := range paths {
-		unix.UtimesNanoAt(unix.AT_FDCWD, path, nil, unix.AT_SYMLINK_NOFOLLOW)
+		_ = unix.UtimesNanoAt(unix.AT_FDCWD, path, nil, unix.AT_SYMLINK_NOFOLLOW)
 	}
 }
 

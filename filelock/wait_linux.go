@@ -192,7 +192,7 @@ func (h *hold) Upgrade(ctx context.Context, wait time.Duration) (uint64, error) 
 	token, err := h.count(ctx, driver.Exclusive)
 	if err != nil {
 		if h.held != nil {
-			h.held.file.fcntl(unix.F_UNLCK, readers)
+			_, _ = h.held.file.fcntl(unix.F_UNLCK, readers)
 		}
 		return 0, err
 	}

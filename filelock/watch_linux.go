@@ -61,7 +61,7 @@ func (w *watcher) add(fd int, ring chan struct{}) (int32, error) {
 		w.watches[wd] = make(map[chan struct{}]struct{})
 	}
 	w.watches[wd][ring] = struct{}{}
-	w.file.SetReadDeadline(time.Time{})
+	_ = w.file.SetReadDeadline(time.Time{})
 	return wd, nil
 }
 
@@ -71,14 +71,14 @@ func (w *watcher) remove(wd int32, ring chan struct{}) {
 	delete(w.watches[wd], ring)
 	if len(w.watches[wd]) == 0 {
 		delete(w.watches, wd)
-		unix.InotifyRmWatch(w.fd, uint32(wd))
+		_, _ = unix.InotifyRmWatch(w.fd, uint32(wd))
 	}
 	w.restIfIdle()
 }
 
 func (w *watcher) restIfIdle() {
 	if len(w.watches) == 0 {
-		w.file.SetReadDeadline(time.Now().Add(linger))
+		_ = w.file.SetReadDeadline(time.Now().Add(linger))
 	}
 }
 
