@@ -60,7 +60,10 @@ func (l *Locker) attach(t *tenure, s driver.Session, sent reading, h *holding) b
 	l.keepersMu.Lock()
 	defer l.keepersMu.Unlock()
 	k := l.keepers[s]
-	if k == nil || len(k.holders) == 0 {
+	switch {
+	case k != nil && (k.lost() || len(k.holders) > 0 && k.expired()):
+		return false
+	case k == nil || len(k.holders) == 0:
 		var before <-chan struct{}
 		if k != nil {
 			before = k.stopped
@@ -85,8 +88,6 @@ func (l *Locker) attach(t *tenure, s driver.Session, sent reading, h *holding) b
 		renewing, k.cancel = context.WithCancel(context.Background())
 		l.keepers[s] = k
 		go k.run(running, renewing, before)
-	} else if k.expired() {
-		return false
 	}
 	t.keeper = k
 	k.holders[t] = h
@@ -129,26 +130,44 @@ func (l *Locker) detach(t *tenure) *keeper {
 	return k
 }
 
-// forget is called when the keeper has stopped.
+// forget is called when the keeper has stopped. A lost one is remembered until
+// no grant on its session can be under way any more: what is granted there ends
+// with the session, whenever it was asked for.
 func (l *Locker) forget(k *keeper) {
+	close(k.stopped)
+	if k.lost() {
+		time.AfterFunc(max(k.lease.TTL, time.Minute), func() { l.drop(k) })
+	} else {
+		l.drop(k)
+	}
+}
+
+func (l *Locker) drop(k *keeper) {
 	l.keepersMu.Lock()
 	defer l.keepersMu.Unlock()
 	if l.keepers[k.session] == k {
 		delete(l.keepers, k.session)
 	}
-	close(k.stopped)
 }
+
+// A renewal is the outcome of one.
+type renewal struct{ err error }
 
 // run keeps the session alive until it is stopped or lost. If there was a keeper
 // before, its last renewal may still be under way until before is closed, and
 // none may run beside it.
 func (k *keeper) run(running, renewing context.Context, before <-chan struct{}) {
-	defer k.locker.forget(k)
-	defer k.cancel()
+	defer func() {
+		k.cancel()
+		if before != nil {
+			<-before
+		}
+		k.locker.forget(k)
+	}()
 	var (
 		timer   = time.NewTimer(0)
-		done    chan error // of the renewal under way
-		sent    reading    // when that was sent
+		done    chan renewal // the one under way
+		sent    reading      // when that was sent
 		dueFrom = k.lastValid()
 		pause   = k.lease.Every
 		backoff = k.retryPause()
@@ -162,16 +181,16 @@ func (k *keeper) run(running, renewing context.Context, before <-chan struct{}) 
 		select {
 		case <-running.Done():
 			if done != nil {
-				_ = <-done // nobody's business any more
+				<-done
 			}
 			return
 		case <-before:
 			before, pause = nil, k.lease.Every
 		case <-k.session.Lost():
 			k.lose(fmt.Errorf("%w: the session ended", ErrLost))
-		case err := <-done:
+		case r := <-done:
 			done = nil
-			switch {
+			switch err := r.err; {
 			case err == nil:
 				k.confirm(sent)
 				dueFrom, pause, backoff = sent, k.lease.Every, k.retryPause()
@@ -190,16 +209,16 @@ func (k *keeper) run(running, renewing context.Context, before <-chan struct{}) 
 		if k.lost() {
 			if done != nil {
 				k.cancel()
-				_ = <-done
+				<-done
 			}
 			return
 		}
 		if running.Err() == nil && done == nil && now().since(dueFrom) >= pause {
-			done, sent = make(chan error, 1), now()
+			done, sent = make(chan renewal, 1), now()
 			go func() {
 				ctx, cancel := context.WithTimeout(renewing, k.attemptTimeout())
 				defer cancel()
-				done <- k.session.Renew(ctx)
+				done <- renewal{k.session.Renew(ctx)}
 			}()
 			dueFrom, pause = sent, driver.Forever // nothing is due until it is done
 		}
