@@ -181,7 +181,7 @@ func (l *Locker) releaseSoon(set *Lock) {
 	done := make(chan struct{})
 	l.inBackground(func() {
 		defer close(done)
-		set.Release()
+		_ = set.Release()
 	})
 	timer := time.NewTimer(leastAnswer)
 	defer timer.Stop()
