@@ -80,7 +80,8 @@
 // # Limits
 //
 // Files stay until [Prune] removes them. The first grant of a resource waits for
-// the disk once; later ones don't. A failed try for a permit opens the files of
+// the disk once, which takes milliseconds, and on a busy disk a tenth of a second
+// or more; later grants don't. A failed try for a permit opens the files of
 // all permits.
 //
 // .NET removes the lock file when it releases, and doesn't look whether a file

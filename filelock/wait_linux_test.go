@@ -117,7 +117,7 @@ func got(t testing.TB, c <-chan result) result {
 	return r
 }
 
-// lined returns a backend with a line, in memory where possible.
+// lined returns a backend with a line.
 func lined(t testing.TB) *Backend {
 	t.Helper()
 	b := openDir(t, t.TempDir())
@@ -128,12 +128,7 @@ func lined(t testing.TB) *Backend {
 }
 
 func TestLineOnTmpfs(t *testing.T) {
-	dir, err := os.MkdirTemp("/dev/shm", "filelock")
-	if err != nil {
-		t.Skip("no /dev/shm: ", err)
-	}
-	defer os.RemoveAll(dir)
-	b := openDir(t, dir)
+	b := openDir(t, inMemory(t))
 	if !b.lined || !b.info.Modes.Has(driver.Upgradeable) {
 		t.Error("no line on tmpfs")
 	}
