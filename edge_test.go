@@ -140,6 +140,35 @@ func TestP11_GrantOnALostSessionIsNone(t *testing.T) {
 	})
 }
 
+// The process is stopped while it passes a holding on.
+func TestP11_LeaseThatRanOutIsNotPassedOn(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		old := newLease(ttl)
+		s := leased(old)
+		s.pass = func(context.Context) error {
+			t.Cleanup(distlock.SkewClocks(ttl))
+			s.free("a", func(*hold) bool { return true })
+			s.session = func() driver.Session { return newLease(ttl) }
+			return nil
+		}
+		l := newLocker(t, s, nil)
+		lock := mustAcquire(t, l, "a")
+		var all sync.WaitGroup
+		all.Go(func() {
+			next := mustAcquire(t, l, "a")
+			if next.Err() != nil || s.count("acquire") != 2 {
+				t.Errorf("%v after %d grants", next.Err(), s.count("acquire"))
+			}
+			mustRelease(t, next)
+		})
+		synctest.Wait()
+		mustRelease(t, lock)
+		all.Wait()
+		<-old.abandoned
+		synctest.Wait()
+	})
+}
+
 // Whoever looks after the lease ran out sees it, also while another goroutine is
 // just telling it.
 func TestP11_AllWhoLookSeeTheLoss(t *testing.T) {
@@ -320,6 +349,25 @@ func TestP10_ReleaseIsBoundedBesideAnUpgradeThatNeverReturns(t *testing.T) {
 		synctest.Wait()
 		if s.held("a") != 0 || s.count("release") != 1 {
 			t.Errorf("%d held after %d releases", s.held("a"), s.count("release"))
+		}
+	})
+}
+
+// The scripted hold panics if it is passed on while it is being upgraded.
+func TestReleaseDuringUpgradePassesNothingOn(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newStore()
+		s.upgrade = func(context.Context, time.Duration) error { time.Sleep(2 * time.Second); return nil }
+		l := newLocker(t, s, &distlock.Options{HandoffTime: time.Minute})
+		lock := mustAcquire(t, l, "a", distlock.Upgradeable())
+		var all sync.WaitGroup
+		all.Go(func() { mustRelease(t, mustAcquire(t, l, "a")) })
+		all.Go(func() { wantErr(t, lock.Upgrade(t.Context()), []error{distlock.ErrReleased}) })
+		synctest.Wait()
+		mustRelease(t, lock)
+		all.Wait()
+		if s.count("acquire") != 2 || s.held("a") != 0 {
+			t.Errorf("%d grants, %d left", s.count("acquire"), s.held("a"))
 		}
 	})
 }

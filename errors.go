@@ -97,7 +97,7 @@ func notAcquired(text string) error {
 // ended is the error of a wait whose context ended.
 func ended(ctx context.Context, contended bool) error {
 	r := &reason{text: ctx.Err().Error(), is: []error{ctx.Err()}}
-	if cause := context.Cause(ctx); cause != nil && !errors.Is(ctx.Err(), cause) {
+	if cause := context.Cause(ctx); !errors.Is(ctx.Err(), cause) {
 		r.is = append(r.is, cause)
 		r.text += ": " + cause.Error()
 	}

@@ -215,17 +215,42 @@ func TestUpgradeGivenUp(t *testing.T) {
 		}
 		// The place goes while it waits.
 		var err error
-		go func() { _, err = q.Upgrade(t.Context(), up, time.Minute, g) }()
+		go func() { _, err = q.Upgrade(t.Context(), up, driver.Forever, g) }()
 		synctest.Wait()
 		q.Leave(up)
-		time.Sleep(time.Minute)
 		synctest.Wait()
-		if err == nil {
-			t.Fatal("a place that was given up was upgraded")
+		if !errors.Is(err, ErrClosed) {
+			t.Fatalf("a place that was given up: %v", err)
 		}
 		q.Leave(reader)
 		q.Leave(&late.place)
 		enter(t, q, request(driver.Exclusive, g))
+	})
+}
+
+func TestPassLeavesAnUpgradeAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q, g := New(false), NewGate()
+		up := enter(t, q, request(driver.Upgradeable, g))
+		reader := enter(t, q, request(driver.Shared, g))
+		next := startEnter(t, q, request(driver.Upgradeable, g))
+		upgraded := make(chan error, 1)
+		go func() {
+			_, err := q.Upgrade(t.Context(), up, driver.Forever, g)
+			upgraded <- err
+		}()
+		synctest.Wait()
+		if q.Pass(up, "baton") {
+			t.Fatal("passed on while it waits to be upgraded")
+		}
+		q.Leave(reader)
+		if err := <-upgraded; err != nil {
+			t.Fatal(err)
+		}
+		q.Leave(up)
+		if !next.in(t) {
+			t.Fatal("the next one isn't in")
+		}
 	})
 }
 
