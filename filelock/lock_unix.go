@@ -108,7 +108,7 @@ func (b *Backend) take(ctx context.Context, r driver.Request) (h *held, err erro
 		if err := a.open(); err != nil {
 			return nil, err
 		}
-		if b.lined && (r.Wait > 0 || r.Queue) {
+		if b.lined {
 			err = a.line(ctx)
 		} else {
 			err = a.try(ctx)

@@ -21,10 +21,31 @@ func (a *attempt) line(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if !empty {
+	if !empty && a.request.Queue {
 		return driver.ErrHeld
 	}
-	return a.try(ctx)
+	return a.tryFrom(ctx, empty)
+}
+
+// tryFrom is try for somebody who may not be first in the line. Beside holders
+// that it is compatible with, it must not overtake those who aren't.
+func (a *attempt) tryFrom(ctx context.Context, first bool) error {
+	if m := a.request.Mode; first || m == driver.Exclusive || m == driver.Permit {
+		return a.try(ctx)
+	}
+	// So it takes the lock only if nobody has it at all.
+	alone, err := a.queue.flock(unix.LOCK_EX)
+	if err != nil {
+		return err
+	}
+	if !alone {
+		return driver.ErrHeld
+	}
+	if err := a.try(ctx); err != nil {
+		a.queue.unlock()
+		return err
+	}
+	return nil
 }
 
 // wait waits in the line.
@@ -33,7 +54,7 @@ func (a *attempt) wait(ctx context.Context) error {
 		place:  now(),
 		queue:  func() *file { return a.queue },
 		reopen: a.open,
-		try:    func() error { return a.try(ctx) },
+		try:    func(first bool) error { return a.tryFrom(ctx, first) },
 		closed: a.backend.closed,
 	}
 	err := w.wait(ctx, a.request.Wait)
@@ -46,10 +67,10 @@ func (a *attempt) wait(ctx context.Context) error {
 // A waiter is somebody who waits for something that others free by closing a
 // file.
 type waiter struct {
-	place  int64        // in the line
-	queue  func() *file // the file as it is open now
-	reopen func() error // opens it again after it was replaced
-	try    func() error // nil, driver.ErrHeld, errReplaced or a failure
+	place  int64                  // in the line
+	queue  func() *file           // the file as it is open now
+	reopen func() error           // opens it again after it was replaced
+	try    func(first bool) error // nil, driver.ErrHeld, errReplaced or a failure
 	closed <-chan struct{}
 }
 
@@ -100,7 +121,10 @@ func (w *waiter) waitHere(ctx context.Context, over <-chan time.Time) error {
 
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	pause := firstPause
+	pause, most := firstPause, longestPause
+	if watched {
+		most = 2 * outOfLine
+	}
 	turn := time.Now().Add(outOfLine + rand.N(outOfLine))
 	last := false
 	for {
@@ -115,14 +139,12 @@ func (w *waiter) waitHere(ctx context.Context, over <-chan time.Time) error {
 			turn = time.Now().Add(outOfLine + rand.N(outOfLine))
 			mine = true
 		}
-		if !mine {
-			var err error
-			if mine, err = q.isFirst(w.place); err != nil {
-				return err
-			}
+		first, err := q.isFirst(w.place)
+		if err != nil {
+			return err
 		}
-		if mine {
-			if err := w.try(); !errors.Is(err, driver.ErrHeld) {
+		if mine || first {
+			if err := w.try(first); !errors.Is(err, driver.ErrHeld) {
 				return err
 			}
 		}
@@ -130,10 +152,7 @@ func (w *waiter) waitHere(ctx context.Context, over <-chan time.Time) error {
 			return driver.ErrHeld
 		}
 		timer.Reset(min(pause, time.Until(turn)))
-		pause *= 2
-		if !watched {
-			pause = min(pause, longestPause)
-		}
+		pause = min(2*pause, most)
 		select {
 		case <-closes:
 			pause = firstPause
@@ -176,7 +195,7 @@ func (h *hold) Upgrade(ctx context.Context, wait time.Duration) (uint64, error) 
 		place:  firstPlace, // else new readers could keep it waiting for ever
 		queue:  func() *file { return queue },
 		reopen: func() error { return errReplaced },
-		try:    h.tryUpgrade,
+		try:    func(bool) error { return h.tryUpgrade() },
 		closed: h.backend.closed,
 	}
 	if wait == 0 {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -25,6 +26,7 @@ import (
 func init() {
 	roles["flock"] = flockOnly
 	roles["noinotify"] = noInotify
+	roles["quiet"] = quiet
 	limitFiles = func(bytes string) error {
 		n, err := strconv.ParseUint(bytes, 10, 64)
 		signal.Ignore(syscall.SIGXFSZ)
@@ -918,4 +920,88 @@ func TestPruneBeside(t *testing.T) {
 	})
 	close(stop)
 	wg.Wait()
+}
+
+// Readers that come all the time keep neither a writer nor an upgrade waiting,
+// however they ask.
+func TestReadersDoNotStarveWriters(t *testing.T) {
+	for _, wait := range []time.Duration{0, 50 * time.Millisecond, driver.Forever} {
+		t.Run(fmt.Sprint(wait), func(t *testing.T) {
+			t.Parallel()
+			b := lined(t)
+			ctx, cancel := context.WithCancel(t.Context())
+			var readers sync.WaitGroup
+			for range 4 {
+				other, err := New(b.dir, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer other.Close()
+				readers.Go(func() {
+					for ctx.Err() == nil {
+						r := request(driver.Shared, "a")
+						r.Wait = wait
+						g, err := other.Acquire(ctx, r)
+						if err != nil {
+							continue
+						}
+						<-time.After(100*time.Millisecond + rand.N(100*time.Millisecond))
+						release(t, g)
+					}
+				})
+			}
+			for range 3 {
+				r := request(driver.Exclusive, "a")
+				r.Wait = 10 * time.Second
+				g, err := b.Acquire(t.Context(), r)
+				if err != nil {
+					t.Errorf("the writer: %v", err)
+					break
+				}
+				release(t, g)
+				r = request(driver.Upgradeable, "a")
+				r.Wait = 10 * time.Second
+				if g, err = b.Acquire(t.Context(), r); err != nil {
+					t.Errorf("the upgradeable one: %v", err)
+					break
+				}
+				if _, err := g.Hold.(driver.Upgrader).Upgrade(t.Context(), 10*time.Second); err != nil {
+					t.Errorf("the upgrade: %v", err)
+				}
+				release(t, g)
+			}
+			cancel()
+			readers.Wait()
+		})
+	}
+}
+
+// quiet waits for a lock that nobody touches and says how much processor time
+// that took.
+func quiet(args []string) {
+	b, err := New(args[0], nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	r := request(driver.Exclusive, "a")
+	r.Wait = 15 * time.Second
+	_, err = b.Acquire(context.Background(), r)
+	var use unix.Rusage
+	if e := unix.Getrusage(unix.RUSAGE_SELF, &use); e != nil {
+		fmt.Println(e)
+		return
+	}
+	fmt.Println(errors.Is(err, driver.ErrHeld), time.Duration(use.Utime.Nano()+use.Stime.Nano()) < time.Second)
+}
+
+func TestQuietWaiterSleeps(t *testing.T) {
+	t.Parallel()
+	b := lined(t)
+	g := acquire(t, b, driver.Exclusive, "a")
+	p := start(t, "quiet", b.dir)
+	if s := p.answer(); s != "true true" {
+		t.Errorf("held, and under a second of processor time in fifteen: %s", s)
+	}
+	release(t, g)
 }
