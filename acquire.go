@@ -69,7 +69,14 @@ func (l *Locker) acquire(ctx context.Context, resource string, r *request) (*Loc
 		e.Err = err
 	}
 	if trace.Acquired != nil {
+		told := false
+		defer func() {
+			if !told && lock != nil { // it panicked, and nobody will get the lock
+				_ = lock.Release()
+			}
+		}()
 		trace.Acquired(ctx, e)
+		told = true
 	}
 	return lock, err
 }
@@ -149,6 +156,20 @@ func (l *Locker) acquireFromStore(ctx context.Context, h *holding, resource stri
 	if err != nil {
 		return false, err
 	}
+	returned := false
+	defer func() {
+		if !returned { // Trace.Waiting panicked
+			l.queue.Leave(&h.place)
+		}
+	}()
+	passed, err = l.askFromPlace(ctx, h, resource, r, admission, waiting)
+	returned = true
+	return passed, err
+}
+
+// askFromPlace is acquireFromStore from the place in the queue that h has. After
+// an error it hasn't any more, or not for long.
+func (l *Locker) askFromPlace(ctx context.Context, h *holding, resource string, r *request, admission queue.Admission, waiting func()) (passed bool, err error) {
 	contended := admission.Waited
 	noteWaiting := func() {
 		if !contended {

@@ -83,7 +83,8 @@ func (l *Lock) Err() error {
 }
 
 // Done returns a channel that is closed when the holding ends, by Release or
-// by loss; Err says which.
+// by loss; Err says which. Who keeps the channel alone doesn't keep the Lock
+// from being taken for dropped: keep the Lock, or a context from Context.
 func (l *Lock) Done() <-chan struct{} {
 	l.check()
 	return l.doneChan()
@@ -191,6 +192,7 @@ func (l *Lock) releaseSet() error {
 // over several resources upgrades them in order; if one fails, those before it
 // stay upgraded.
 func (l *Lock) Upgrade(ctx context.Context, opts ...AcquireOption) error {
+	defer runtime.KeepAlive(l) // until then it isn't dropped
 	var r request
 	err := r.parse(opts)
 	if err == nil && r.mode != driver.Exclusive {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/distlock-go/distlock"
 	"github.com/distlock-go/distlock/driver"
+	"github.com/distlock-go/distlock/locallock"
 )
 
 // chain lets n goroutines take the resource one after the other, each for d,
@@ -757,4 +758,63 @@ func TestP01_Storm(t *testing.T) {
 			mustRelease(t, mustAcquire(t, l, "a", distlock.Timeout(time.Minute)))
 		}
 	})
+}
+
+// A Trace that panics is a mistake of the application, and locks nothing for
+// ever.
+func TestP07_PanicInTraceLeavesNothing(t *testing.T) {
+	for name, trace := range map[string]*distlock.Trace{
+		"Waiting":  {Waiting: func(context.Context, distlock.Event) { panic("ouch") }},
+		"Acquired": {Acquired: func(context.Context, distlock.Event) { panic("ouch") }},
+	} {
+		for _, inProcess := range []bool{true, false} {
+			for _, other := range []bool{true, false} { // the holder is another Locker's
+				t.Run(fmt.Sprintf("%s/in process=%v/other=%v", name, inProcess, other), func(t *testing.T) {
+					bubble(t, func(t *testing.T) {
+						local, remote := locallock.New(), newStore()
+						locker := func(o *distlock.Options) *distlock.Locker {
+							if inProcess {
+								return distlock.New(local.Share(), o)
+							}
+							return distlock.New(remote, o)
+						}
+						panicky, calm := locker(&distlock.Options{Trace: trace}), locker(nil)
+						defer panicky.Close()
+						defer calm.Close()
+						attempt := func(l *distlock.Locker) {
+							defer func() { _ = recover() }()
+							if lock, err := l.Acquire(t.Context(), "a", distlock.Timeout(time.Second)); err == nil {
+								time.AfterFunc(time.Millisecond, func() { lock.Release() })
+							}
+						}
+						if other {
+							attempt(calm)
+						}
+						attempt(panicky)
+						attempt(panicky)
+						synctest.Wait()
+						mustRelease(t, mustAcquire(t, calm, "a", distlock.Timeout(time.Second)))
+					})
+				})
+			}
+		}
+	}
+}
+
+func TestP16_LockIsKeptWhileItUpgrades(t *testing.T) {
+	dropped := make(chan distlock.Event, 1)
+	l := newLocker(t, newStore(), &distlock.Options{Trace: &distlock.Trace{Dropped: func(e distlock.Event) { dropped <- e }}})
+	reader := mustAcquire(t, l, "a", distlock.Shared())
+	collected := make(chan struct{})
+	go func() {
+		defer close(collected)
+		for range 5 {
+			runtime.GC()
+		}
+		reader.Release()
+	}()
+	if err := mustAcquire(t, l, "a", distlock.Upgradeable()).Upgrade(t.Context()); err != nil {
+		t.Error(err)
+	}
+	<-collected
 }

@@ -25,6 +25,10 @@ var (
 	ErrClosed = errors.New("queue closed")
 )
 
+// roomy is how many names a table may have had without its room being given
+// back.
+const roomy = 256
+
 // shardCount trades memory of an idle table for contention between names.
 const shardCount = 64
 
@@ -44,8 +48,9 @@ type shard struct {
 	mu      sync.Mutex
 	locks   map[string]*entry
 	permits map[string]*entry
-	idle    *entry   // in the table, and neither held nor waited for
-	_       [32]byte // keeps shards on cache lines of their own
+	idle    *entry   // in a table, and neither held nor waited for
+	peak    int      // the most names in one table since it was made
+	_       [24]byte // keeps shards on cache lines of their own
 }
 
 // entry is the state of one name. Its shard's mutex guards it.
@@ -169,17 +174,28 @@ type Admission struct {
 // not have it check and leave.
 func (q *Queue) Enter(ctx context.Context, p *Place, r Request) (Admission, error) {
 	s := q.shard(r.Name)
-	s.mu.Lock()
-	if r.Gate.Closed() {
+	var e *entry
+	for told := false; ; told = true {
+		s.mu.Lock()
+		if r.Gate.Closed() {
+			s.mu.Unlock()
+			return Admission{}, ErrClosed
+		}
+		e = s.find(r.Name, r.Mode == driver.Permit)
+		p.entry, p.mode, p.limit = e, r.Mode, int32(min(r.Limit, math.MaxInt32))
+		if e.head == nil && e.admissible(p) {
+			q.admit(p)
+			s.mu.Unlock()
+			return Admission{Waited: told}, nil
+		}
+		if told || r.Wait <= 0 || r.Waiting == nil {
+			break
+		}
+		// Before there is a place in the order: should Waiting panic, there is
+		// nothing to give up.
+		e.rest()
 		s.mu.Unlock()
-		return Admission{}, ErrClosed
-	}
-	e := s.find(r.Name, r.Mode == driver.Permit)
-	p.entry, p.mode, p.limit = e, r.Mode, int32(min(r.Limit, math.MaxInt32))
-	if e.head == nil && e.admissible(p) {
-		q.admit(p)
-		s.mu.Unlock()
-		return Admission{}, nil
+		r.Waiting()
 	}
 	if r.Wait <= 0 {
 		e.rest()
@@ -195,9 +211,6 @@ func (q *Queue) Enter(ctx context.Context, p *Place, r Request) (Admission, erro
 	e.tail = w
 	s.mu.Unlock()
 
-	if r.Waiting != nil {
-		r.Waiting()
-	}
 	err := w.wait(ctx, r.Wait, r.Gate)
 	if err != nil {
 		s.mu.Lock()
@@ -395,6 +408,7 @@ func (s *shard) find(name string, permit bool) *entry {
 	case nil:
 		e = &entry{shard: s, name: name, permit: permit}
 		m[name] = e
+		s.peak = max(s.peak, len(m))
 	case s.idle:
 		s.idle = nil
 	}
@@ -411,6 +425,11 @@ func (e *entry) rest() {
 		delete(s.table(old.permit), old.name)
 	}
 	s.idle = e
+	if s.peak > roomy && len(s.locks)+len(s.permits) == 1 {
+		// A map keeps the room of its largest size.
+		s.locks, s.permits, s.peak = nil, nil, 1
+		s.table(e.permit)[e.name] = e
+	}
 }
 
 // admissible reports whether p is compatible with those who are in.

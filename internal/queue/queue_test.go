@@ -409,3 +409,20 @@ func TestModel(t *testing.T) {
 		})
 	}
 }
+
+func TestRoomOfManyNamesIsGivenBack(t *testing.T) {
+	q, g := New(false), NewGate()
+	for i := range 100 * shardCount * roomy / 64 {
+		r := request(driver.Exclusive, g)
+		r.Name = fmt.Sprint(i)
+		enter(t, q, r)
+	}
+	for _, p := range q.All() {
+		q.Leave(p)
+	}
+	for i := range q.shards {
+		if s := &q.shards[i]; s.peak > roomy {
+			t.Fatalf("shard %d has room for %d names, and %d in it", i, s.peak, len(s.locks)+len(s.permits))
+		}
+	}
+}
