@@ -174,6 +174,7 @@ func (l *Locker) askFromPlace(ctx context.Context, h *holding, resource string, 
 	noteWaiting := func() {
 		if !contended {
 			contended = true
+			l.queue.Contend(&h.place)
 			waiting()
 		}
 	}

@@ -818,3 +818,33 @@ func TestP16_LockIsKeptWhileItUpgrades(t *testing.T) {
 	}
 	<-collected
 }
+
+func TestP18_TriesAtFreePermitsAllSucceed(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newStore()
+		s.answer = func(context.Context, driver.Request) (driver.Grant, bool, error) {
+			time.Sleep(10 * time.Millisecond)
+			return driver.Grant{}, false, nil
+		}
+		l := newLocker(t, s, nil)
+		var got, refused atomic.Int32
+		var all sync.WaitGroup
+		for range 15 {
+			all.Go(func() {
+				lock, err := l.TryAcquire(t.Context(), "a", distlock.Semaphore(10))
+				if err != nil {
+					wantErr(t, err, []error{distlock.ErrNotAcquired})
+					refused.Add(1)
+					return
+				}
+				got.Add(1)
+				time.Sleep(time.Minute)
+				mustRelease(t, lock)
+			})
+		}
+		all.Wait()
+		if got.Load() != 10 || refused.Load() != 5 {
+			t.Errorf("of ten permits %d were had, and %d refused", got.Load(), refused.Load())
+		}
+	})
+}

@@ -40,7 +40,7 @@ var lockers = throughDistlock([]clause{
 		}
 	}},
 	{name: "P03_S04_locker_tells_why_its_context_ended", run: func(t *trial) {
-		a, b := t.locker(nil), t.locker(nil)
+		a, b := t.locker(nil), t.locker(announcing)
 		name := t.resource()
 		t.lock(a, name)
 		ctx, cancel := context.WithCancelCause(t.Context())
@@ -86,7 +86,7 @@ var lockers = throughDistlock([]clause{
 		t.unlock(l)
 	}},
 	{name: "P07_S06_locker_cancelled_wait_leaves_nothing", run: func(t *trial) {
-		a, b := t.locker(nil), t.locker(nil)
+		a, b := t.locker(nil), t.locker(announcing)
 		name := t.resource()
 		l := t.lock(a, name)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -278,7 +278,7 @@ var lockers = throughDistlock([]clause{
 		}
 	}},
 	{name: "P18_S33_locker_cancelled_waiter_swallows_nothing", run: func(t *trial) {
-		holder, a := t.locker(nil), t.locker(nil)
+		holder, a := t.locker(nil), t.locker(announcing)
 		name := t.resource()
 		l := t.lock(holder, name)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -296,7 +296,7 @@ var lockers = throughDistlock([]clause{
 	}},
 	{name: "P20_S30_many_waiters_cost_little", needs: "Resources", alone: true, run: func(t *trial) {
 		n := t.many(300)
-		holder, a := t.locker(nil), t.locker(nil)
+		holder, a := t.locker(nil), t.locker(announcing)
 		name := t.resource()
 		l := t.lock(holder, name)
 		t.taken(a, name, "though another Locker has it")
@@ -475,7 +475,7 @@ var lockers = throughDistlock([]clause{
 		t.unlock(l)
 	}},
 	{name: "P25_close_releases_and_wakes", run: func(t *trial) {
-		a, b := t.locker(nil), t.locker(nil)
+		a, b := t.locker(announcing), t.locker(nil)
 		mine, theirs := t.resource(), t.resource()
 		held := t.lock(a, mine)
 		t.lock(b, theirs)
@@ -581,6 +581,8 @@ type attempt struct {
 func (t *trial) waitFor(ctx context.Context, l *distlock.Locker, name string) *attempt {
 	t.Helper()
 	w := &attempt{trial: t, done: make(chan struct{})}
+	waiting := make(chan struct{})
+	ctx = context.WithValue(ctx, waitingKey{}, waiting)
 	go func() {
 		defer close(w.done)
 		w.lock, w.err = l.Acquire(ctx, name)
@@ -591,10 +593,21 @@ func (t *trial) waitFor(ctx context.Context, l *distlock.Locker, name string) *a
 	select {
 	case <-w.done:
 		t.Fatalf("a wait for what another has ended at once: %v", w.err)
-	case <-time.After(settled / 5):
+	case <-time.After(patience):
+		t.Fatalf("after %v it is not known to wait", patience)
+	case <-waiting:
 	}
 	return w
 }
+
+// announcing tells waitFor that a call has begun to wait.
+var announcing = &distlock.Trace{Waiting: func(ctx context.Context, _ distlock.Event) {
+	if waiting, ok := ctx.Value(waitingKey{}).(chan struct{}); ok {
+		close(waiting)
+	}
+}}
+
+type waitingKey struct{}
 
 func (w *attempt) answered(bound time.Duration, why string) (*distlock.Lock, error) {
 	t := w.trial

@@ -74,8 +74,9 @@
 // the count leaps by more than was ever handed out since the last flush, or to
 // the clock. On network mounts each number is flushed instead. A file without a
 // readable number is an error, never a smaller number; a file that was removed
-// starts a new count at the clock, which is larger unless the clock was set
-// back, or locks were taken faster than one in a microsecond.
+// starts a new count at the clock, which is larger unless the clock was set back,
+// locks were taken faster than one in a microsecond, or the count had leapt in
+// the 17 seconds before.
 //
 // # Limits
 //
@@ -123,7 +124,8 @@ type Options struct {
 // Backend locks files in one directory. Its methods are safe for concurrent
 // use.
 type Backend struct {
-	dir       string // absolute
+	dir       string      // absolute
+	perm      fs.FileMode // of the directory
 	mode      fs.FileMode
 	network   bool   // other hosts may use it: fences are flushed, not bound to a boot
 	lined     bool   // waiters line up and wake each other: Linux, local file system
@@ -158,8 +160,13 @@ func New(dir string, o *Options) (*Backend, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("%w: the lock directory can't be created", err)
 	}
+	info, err := os.Stat(dir)
+	if err != nil {
+		return nil, err
+	}
 	b := &Backend{
 		dir:    dir,
+		perm:   info.Mode().Perm(),
 		mode:   o.FileMode,
 		closed: make(chan struct{}),
 		holds:  make(map[*hold]struct{}),
@@ -199,6 +206,9 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 	}
 	for {
 		held, err := b.take(ctx, r)
+		if errors.Is(err, fs.ErrNotExist) && b.remake() == nil {
+			held, err = b.take(ctx, r)
+		}
 		if err != nil {
 			return driver.Grant{}, err
 		}
@@ -215,6 +225,18 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 			return driver.Grant{}, err
 		}
 	}
+}
+
+// remake makes the directory again after somebody removed it, as cleaners of
+// /tmp do with one that was of no use for days.
+func (b *Backend) remake() error {
+	if err := os.MkdirAll(filepath.Dir(b.dir), 0o755); err != nil {
+		return err
+	}
+	if err := os.Mkdir(b.dir, b.perm); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return nil
 }
 
 var errClosed = fmt.Errorf("the backend was closed: %w", fs.ErrClosed)

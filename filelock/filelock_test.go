@@ -642,3 +642,16 @@ func TestPrune(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestDirectoryIsMadeAgain(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "above", "locks")
+	b := openDir(t, dir)
+	release(t, acquire(t, b, driver.Exclusive, "a"))
+	for _, gone := range []string{dir, filepath.Dir(dir)} {
+		if err := os.RemoveAll(gone); err != nil {
+			t.Fatal(err)
+		}
+		release(t, acquire(t, b, driver.Exclusive, "a"))
+		release(t, acquire(t, b, driver.Shared, "b"))
+	}
+}

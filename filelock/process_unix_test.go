@@ -657,17 +657,6 @@ func TestReadOnlyLockFile(t *testing.T) {
 	}
 }
 
-func TestDirectoryGone(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "locks")
-	b := openDir(t, dir)
-	if err := os.Remove(dir); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := b.Acquire(t.Context(), request(driver.Exclusive, "a")); !errors.Is(err, fs.ErrNotExist) {
-		t.Error(err)
-	}
-}
-
 func TestDefaultDir(t *testing.T) {
 	asRoot(t)
 	// A user nobody else is, so that the directory isn't anybody's.

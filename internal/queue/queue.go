@@ -25,6 +25,10 @@ var (
 	ErrClosed = errors.New("queue closed")
 )
 
+// longestTry bounds the wait of somebody who doesn't want to wait, for a store
+// that hangs.
+const longestTry = 5 * time.Second
+
 // roomy is how many names a table may have had without its room being given
 // back.
 const roomy = 256
@@ -62,6 +66,7 @@ type entry struct {
 	upgrader  *Place              // the upgradeable holder
 	sharers   map[*Place]struct{} // the holders of shared locks, or of permits
 	unsettled *Place              // admitted, and not to be joined by others yet
+	contended bool                // and it is known that the store won't have it at once
 
 	upgrade    *waiter // the upgrader's wish, which goes before all waiters
 	head, tail *waiter
@@ -140,7 +145,9 @@ type waiter struct {
 	place      *Place
 	next, prev *waiter
 	ready      chan struct{} // capacity 1, so that waking never blocks
+	try        bool          // it waits only for what may turn out not to be held
 	admitted   bool
+	refused    bool
 	baton      any
 }
 
@@ -155,7 +162,7 @@ type Request struct {
 	Name  string
 	Mode  driver.Mode
 	Limit int           // permits that exist, in mode Permit
-	Wait  time.Duration // driver.Forever: no limit; 0: not at all
+	Wait  time.Duration // driver.Forever: no limit; 0: only until it is known whether the name is free
 	Gate  *Gate
 	// Waiting, if not nil, is called once before the call starts to wait.
 	Waiting func()
@@ -197,12 +204,15 @@ func (q *Queue) Enter(ctx context.Context, p *Place, r Request) (Admission, erro
 		s.mu.Unlock()
 		r.Waiting()
 	}
-	if r.Wait <= 0 {
-		e.rest()
-		s.mu.Unlock()
-		return Admission{}, ErrTimeout
+	w := &waiter{place: p, ready: make(chan struct{}, 1), try: r.Wait <= 0, prev: e.tail}
+	if w.try {
+		if e.tail != nil && !e.tail.try || !e.soon(p) {
+			e.rest()
+			s.mu.Unlock()
+			return Admission{}, ErrTimeout
+		}
+		r.Wait = longestTry
 	}
-	w := &waiter{place: p, ready: make(chan struct{}, 1), prev: e.tail}
 	if e.tail == nil {
 		e.head = w
 	} else {
@@ -214,15 +224,19 @@ func (q *Queue) Enter(ctx context.Context, p *Place, r Request) (Admission, erro
 	err := w.wait(ctx, r.Wait, r.Gate)
 	if err != nil {
 		s.mu.Lock()
-		if w.admitted {
+		switch {
+		case w.admitted:
 			err = nil
-		} else {
+		case !w.refused:
 			e.unlink(w)
 			q.advance(e) // it may have been all that kept the next one waiting
 		}
 		s.mu.Unlock()
 	}
-	return Admission{Waited: true, Baton: w.baton}, err
+	if err == nil && w.refused {
+		err = ErrTimeout
+	}
+	return Admission{Waited: !w.try, Baton: w.baton}, err
 }
 
 func (w *waiter) wait(ctx context.Context, d time.Duration, g *Gate) error {
@@ -251,6 +265,18 @@ func (q *Queue) Settle(p *Place) {
 	defer e.shard.mu.Unlock()
 	if e.unsettled == p {
 		e.unsettled = nil
+		q.advance(e)
+	}
+}
+
+// Contend notes that p, which isn't settled, has to wait for others than those
+// in the queue. Who wanted to be in only if nobody had to wait is refused.
+func (q *Queue) Contend(p *Place) {
+	e := p.entry
+	e.shard.mu.Lock()
+	defer e.shard.mu.Unlock()
+	if e.unsettled == p && !e.contended {
+		e.contended = true
 		q.advance(e)
 	}
 }
@@ -432,9 +458,16 @@ func (e *entry) rest() {
 	}
 }
 
-// admissible reports whether p is compatible with those who are in.
-func (e *entry) admissible(p *Place) bool {
-	if e.unsettled != nil || e.upgrade != nil || e.writer != nil {
+// admissible reports whether p may go in now.
+func (e *entry) admissible(p *Place) bool { return e.unsettled == nil && e.compatible(p) }
+
+// soon reports whether p may go in as soon as another is settled, who doesn't
+// have to wait as far as is known.
+func (e *entry) soon(p *Place) bool { return e.unsettled != nil && !e.contended && e.compatible(p) }
+
+// compatible reports whether p may be in beside those who are.
+func (e *entry) compatible(p *Place) bool {
+	if e.upgrade != nil || e.writer != nil {
 		return false
 	}
 	switch p.mode {
@@ -453,7 +486,7 @@ func (q *Queue) admit(p *Place) {
 	p.token = q.tokens.Add(1)
 	p.entry.add(p)
 	if q.oneByOne {
-		p.entry.unsettled = p
+		p.entry.unsettled, p.entry.contended = p, false
 	}
 }
 
@@ -517,12 +550,26 @@ func (q *Queue) advance(e *entry) {
 		q.promote(w.place)
 		w.wake()
 	}
-	for w := e.head; w != nil && e.admissible(w.place); w = e.head {
-		e.unlink(w)
-		q.admit(w.place)
-		w.wake()
+	for w := e.head; w != nil; w = e.head {
+		switch {
+		case e.admissible(w.place):
+			e.unlink(w)
+			q.admit(w.place)
+			w.wake()
+			continue
+		case w.try && !e.soon(w.place):
+			e.unlink(w)
+			w.refuse()
+			continue
+		}
+		break
 	}
 	e.rest()
+}
+
+func (w *waiter) refuse() {
+	w.refused = true
+	w.ready <- struct{}{}
 }
 
 func (w *waiter) wake() {

@@ -426,3 +426,51 @@ func TestRoomOfManyNamesIsGivenBack(t *testing.T) {
 		}
 	}
 }
+
+// Who doesn't want to wait isn't refused because somebody else, beside whom it
+// may be in, is just on the way.
+func TestTriesBesideAnUnsettledPlace(t *testing.T) {
+	try := func(mode driver.Mode, g *Gate) Request {
+		return Request{Name: "a", Mode: mode, Limit: 3, Gate: g}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		q, g := New(true), NewGate()
+		first := enter(t, q, try(driver.Permit, g))
+		second := startEnter(t, q, try(driver.Permit, g))
+		third := startEnter(t, q, try(driver.Permit, g))
+		fourth := startEnter(t, q, try(driver.Permit, g))
+		q.Settle(first)
+		if !second.in(t) || second.a.Waited || third.in(t) {
+			t.Fatal("one after the other")
+		}
+		q.Settle(&second.place)
+		if !third.in(t) {
+			t.Fatal("the third is not in")
+		}
+		synctest.Wait()
+		if !errors.Is(fourth.err, ErrTimeout) {
+			t.Fatalf("a fourth of three: %v", fourth.err)
+		}
+		if _, err := q.Enter(t.Context(), &Place{}, try(driver.Permit, g)); !errors.Is(err, ErrTimeout) {
+			t.Fatalf("a fifth: %v", err)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) { // the first has to wait
+		q, g := New(true), NewGate()
+		first := enter(t, q, try(driver.Shared, g))
+		second := startEnter(t, q, try(driver.Shared, g))
+		if _, err := q.Enter(t.Context(), &Place{}, try(driver.Exclusive, g)); !errors.Is(err, ErrTimeout) {
+			t.Fatalf("a writer beside a reader: %v", err)
+		}
+		q.Contend(first)
+		synctest.Wait()
+		if !errors.Is(second.err, ErrTimeout) {
+			t.Fatalf("behind one that waits: %v", second.err)
+		}
+		if _, err := q.Enter(t.Context(), &Place{}, try(driver.Shared, g)); !errors.Is(err, ErrTimeout) {
+			t.Fatalf("later: %v", err)
+		}
+		q.Leave(first)
+		q.Leave(enter(t, q, try(driver.Exclusive, g)))
+	})
+}
