@@ -597,6 +597,7 @@ func (t *trial) waitFor(ctx context.Context, l *distlock.Locker, name string) *a
 		t.Fatalf("after %v it is not known to wait", patience)
 	case <-waiting:
 	}
+	time.Sleep(settled / 5) // the store was asked once, and is now asked to wait
 	return w
 }
 

@@ -149,7 +149,11 @@ func start(ctx context.Context, stockPath, lockURL string) (*server, error) {
 	line, err := bufio.NewReader(stdout).ReadString('\n')
 	if err != nil {
 		stdin.Close()
-		return nil, errors.Join(fmt.Errorf("the server didn't start: %w", err), s.wait())
+		ended := s.wait()
+		if ctx.Err() != nil { // it was told to end before it had started
+			return nil, context.Cause(ctx)
+		}
+		return nil, errors.Join(fmt.Errorf("the server didn't start: %w", err), ended)
 	}
 	s.address = strings.TrimSpace(line)
 	return s, nil
