@@ -943,6 +943,7 @@ func TestReadersDoNotStarveWriters(t *testing.T) {
 						r.Wait = wait
 						g, err := other.Acquire(ctx, r)
 						if err != nil {
+							<-time.After(10 * time.Millisecond) // who asks without a pause has it whenever it is free
 							continue
 						}
 						<-time.After(100*time.Millisecond + rand.N(100*time.Millisecond))
