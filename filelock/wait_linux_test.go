@@ -925,6 +925,7 @@ func TestPruneBeside(t *testing.T) {
 // Readers that come all the time keep neither a writer nor an upgrade waiting,
 // however they ask.
 func TestReadersDoNotStarveWriters(t *testing.T) {
+	t.Parallel()
 	for _, wait := range []time.Duration{0, 50 * time.Millisecond, driver.Forever} {
 		t.Run(fmt.Sprint(wait), func(t *testing.T) {
 			t.Parallel()
