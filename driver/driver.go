@@ -127,7 +127,7 @@ type Info struct {
 	Name string
 
 	// Modes are the kinds of holding that the backend can do. Package distlock
-	// refuses the others before any call.
+	// refuses the others before any call; Acquire refuses them too.
 	Modes Modes
 
 	// MinTTL and MaxTTL bound the lease that may be asked for. Both are zero on
@@ -149,7 +149,7 @@ type Backend interface {
 	// Acquire takes r.Resource or returns an error, among them ErrHeld.
 	//
 	// With r.Wait zero it answers at once, that is, within one exchange with the
-	// store. Else it may wait for at most r.Wait, and must answer ErrHeld when
+	// store, or as few as it takes. Else it may wait for at most r.Wait, and must answer ErrHeld when
 	// that is over; how it waits (in the store's own queue, for a notification,
 	// not at all) is the backend's choice, and returning ErrHeld early is always
 	// allowed: package distlock pauses and asks again, with what is left.
@@ -162,7 +162,8 @@ type Backend interface {
 
 	// Close gives back the backend's connections and files. Package distlock
 	// has released all holds before, or given up on them; what is left ends
-	// with its session. Close is called once.
+	// with its session. Close is called once. Acquire then returns an error that
+	// isn't ErrHeld.
 	Close() error
 }
 
@@ -266,7 +267,8 @@ type Upgrader interface {
 	// Upgrade turns an upgradeable holding into an exclusive one without ever
 	// letting go of it, and returns a new and larger token, or zero. It waits as
 	// Acquire does. After any error but ErrLost the upgradeable holding is as it
-	// was before; if the outcome is unknown, it may also be exclusive.
+	// was before; if the outcome is unknown, it may also be exclusive, and Upgrade
+	// may be called again.
 	Upgrade(ctx context.Context, wait time.Duration) (token uint64, err error)
 }
 
@@ -274,7 +276,9 @@ type Upgrader interface {
 // this process without letting go in the store.
 type Passer interface {
 	// Pass returns a new and larger token for the next owner, or zero where the
-	// backend has none. After an error package distlock releases the hold.
+	// backend has none. After an error package distlock releases the hold. Where
+	// there are tokens, a hold that was lost gets an error and no token: it would
+	// be larger than that of whoever holds the resource now.
 	Pass(ctx context.Context) (token uint64, err error)
 }
 

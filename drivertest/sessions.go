@@ -29,8 +29,6 @@ var sessions = []clause{
 			t.Errorf("negative: %+v", lease)
 		case lease.TTL > 0 && lease.Every >= lease.TTL:
 			t.Errorf("renewals come too late for the lease: %+v", lease)
-		case lease.TTL > 0 && info.MaxTTL == 0:
-			t.Errorf("%+v, but Info has no MaxTTL", lease)
 		case lease.TTL == 0 && lease.Every == 0 && g.Session.Lost() == nil:
 			t.Errorf("a session that is neither renewed nor reports its end: its loss would never show")
 		}
