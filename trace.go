@@ -8,9 +8,10 @@ import (
 )
 
 // Trace is a set of functions that are told what happens to locks. Any of them
-// may be nil. They are called synchronously, never under a lock of this
-// package, and from many goroutines at once; they should return soon
-// and must not call Locker.Close, which waits for them.
+// may be nil. What happens in a call (Acquiring, Waiting, Acquired, Upgraded,
+// Released) is told by the goroutine that makes it, the rest by others. They are
+// called from many goroutines at once, never under a lock of this package. They
+// should return soon, and must not call Locker.Close, which waits for them.
 type Trace struct {
 	// Acquiring is called when Acquire begins to work, after its arguments were
 	// checked. The context that it returns is the one that Waiting and Acquired
