@@ -24,19 +24,29 @@ const runExamples = `  # A cron job: if the last one is still at work, skip this
   # Many may read the report while nobody rewrites it.
   distlock run --shared report -- rsync report/ backup:report/
 
-  # A lock that all users of this host share.
-  distlock run --url file:///var/lock/billing billing:2026-11 -- ./bill.sh
+  # A lock that several users of this host share: those of the group billing.
+  install -d -m 2770 -g billing /var/lib/billing-locks
+  distlock run --url 'file:///var/lib/billing-locks?mode=0660' billing:2026-11 -- ./bill.sh
+
+  # Who has it? Say so, and run nothing to speak of.
+  distlock run -nv inventory:42 -- true
 
   # Let the database refuse a write of somebody who lost the lock unawares.
-  distlock run inventory:42 -- sh -c \
-    'psql -c "update stock set n = n-1, token = $DISTLOCK_TOKEN where id = 42 and token <= $DISTLOCK_TOKEN"'`
+  distlock run price:42 -- sh -c 'psql -c "update stock set price = $(./price 42), token = $DISTLOCK_TOKEN
+    where id = 42 and token <= $DISTLOCK_TOKEN"'`
 
 const runIntro = `Run COMMAND while holding the lock RESOURCE, a name of your choice: of all who
 run something under that name, only one is at work at a time. The others wait,
 for ever unless --timeout or -n says otherwise. The lock is released when COMMAND
 exits, however it does, even if this program is killed. If the lock is lost
-meanwhile (its store is down, somebody broke it), COMMAND is ended before anybody
-else can get it.
+meanwhile (its store is down, somebody broke it), COMMAND is ended: where locks
+are leases before anybody else can get it; with lock files, if somebody removes
+one, within about 5 s and the time of --kill-after.
+
+End distlock with SIGTERM, which it passes on, and never with kill -9. On Linux
+and FreeBSD that kills COMMAND too, but not what COMMAND has started: the child
+of a script works on without the lock. In a script, exec before the last command
+makes that one COMMAND itself.
 
 COMMAND has the terminal, standard input, output and error as if it was run
 directly, and receives the signals that are sent to distlock. It runs in a
@@ -79,5 +89,6 @@ func runHelp() string {
 	for _, e := range backends {
 		row(e.url, e.what)
 	}
+	b.WriteString("\n\nIf several users share a directory, its URL needs ?mode=0660 (or 0666).")
 	return b.String()
 }
