@@ -115,9 +115,13 @@ func (l *Locker) enterInProcess(ctx context.Context, h *holding, resource string
 // enter takes the holding's place in the queue and words the queue's errors.
 func (l *Locker) enter(ctx context.Context, h *holding, resource string, r *request, waiting func()) (queue.Admission, error) {
 	h.place.Value = (*inQueue)(h)
-	a, err := l.queue.Enter(ctx, &h.place, queue.Request{
+	q := queue.Request{
 		Name: resource, Mode: r.mode, Limit: r.limit, Wait: r.left(), Gate: l.gate, Waiting: waiting,
-	})
+	}
+	if waiting != nil {
+		q.Orphaned = func(baton any) { l.giveUp(baton.(*tenure), h, nil) }
+	}
+	a, err := l.queue.Enter(ctx, &h.place, q)
 	if err != nil {
 		err = l.wordQueueError(ctx, r, err)
 	}

@@ -164,8 +164,11 @@ type Request struct {
 	Limit int           // permits that exist, in mode Permit
 	Wait  time.Duration // driver.Forever: no limit; 0: only until it is known whether the name is free
 	Gate  *Gate
-	// Waiting, if not nil, is called once before the call starts to wait.
+	// Waiting, if not nil, is called once when there is a place in the order.
 	Waiting func()
+	// Orphaned is called with a baton that was handed to a place whose Waiting
+	// panicked. The place is still there, and Orphaned sees to that it is left.
+	Orphaned func(baton any)
 }
 
 // Admission says how a place came to be admitted.
@@ -181,28 +184,17 @@ type Admission struct {
 // not have it check and leave.
 func (q *Queue) Enter(ctx context.Context, p *Place, r Request) (Admission, error) {
 	s := q.shard(r.Name)
-	var e *entry
-	for told := false; ; told = true {
-		s.mu.Lock()
-		if r.Gate.Closed() {
-			s.mu.Unlock()
-			return Admission{}, ErrClosed
-		}
-		e = s.find(r.Name, r.Mode == driver.Permit)
-		p.entry, p.mode, p.limit = e, r.Mode, int32(min(r.Limit, math.MaxInt32))
-		if e.head == nil && e.admissible(p) {
-			q.admit(p)
-			s.mu.Unlock()
-			return Admission{Waited: told}, nil
-		}
-		if told || r.Wait <= 0 || r.Waiting == nil {
-			break
-		}
-		// Before there is a place in the order: should Waiting panic, there is
-		// nothing to give up.
-		e.rest()
+	s.mu.Lock()
+	if r.Gate.Closed() {
 		s.mu.Unlock()
-		r.Waiting()
+		return Admission{}, ErrClosed
+	}
+	e := s.find(r.Name, r.Mode == driver.Permit)
+	p.entry, p.mode, p.limit = e, r.Mode, int32(min(r.Limit, math.MaxInt32))
+	if e.head == nil && e.admissible(p) {
+		q.admit(p)
+		s.mu.Unlock()
+		return Admission{}, nil
 	}
 	w := &waiter{place: p, ready: make(chan struct{}, 1), try: r.Wait <= 0, prev: e.tail}
 	if w.try {
@@ -221,6 +213,16 @@ func (q *Queue) Enter(ctx context.Context, p *Place, r Request) (Admission, erro
 	e.tail = w
 	s.mu.Unlock()
 
+	if r.Waiting != nil && !w.try {
+		told := false
+		defer func() {
+			if !told { // it panicked
+				q.giveUp(w, r.Orphaned)
+			}
+		}()
+		r.Waiting()
+		told = true
+	}
 	err := w.wait(ctx, r.Wait, r.Gate)
 	if err != nil {
 		s.mu.Lock()
@@ -237,6 +239,24 @@ func (q *Queue) Enter(ctx context.Context, p *Place, r Request) (Admission, erro
 		err = ErrTimeout
 	}
 	return Admission{Waited: !w.try, Baton: w.baton}, err
+}
+
+// giveUp takes back a waiter that nobody is behind any more.
+func (q *Queue) giveUp(w *waiter, orphaned func(baton any)) {
+	e := w.place.entry
+	e.shard.mu.Lock()
+	admitted := w.admitted
+	if !admitted && !w.refused {
+		e.unlink(w)
+		q.advance(e)
+	}
+	e.shard.mu.Unlock()
+	switch {
+	case admitted && w.baton != nil:
+		orphaned(w.baton)
+	case admitted:
+		q.Leave(w.place)
+	}
 }
 
 func (w *waiter) wait(ctx context.Context, d time.Duration, g *Gate) error {

@@ -474,3 +474,37 @@ func TestTriesBesideAnUnsettledPlace(t *testing.T) {
 		q.Leave(enter(t, q, try(driver.Exclusive, g)))
 	})
 }
+
+func TestPanicInWaitingLeavesNoPlace(t *testing.T) {
+	for _, admitted := range []string{"no", "yes", "with a baton"} {
+		synctest.Test(t, func(t *testing.T) {
+			q, g := New(false), NewGate()
+			holder := enter(t, q, request(driver.Exclusive, g))
+			var p Place
+			var orphan any
+			r := request(driver.Exclusive, g)
+			r.Waiting = func() {
+				switch admitted {
+				case "yes":
+					q.Leave(holder)
+				case "with a baton":
+					q.Pass(holder, "baton")
+				}
+				panic("ouch")
+			}
+			r.Orphaned = func(baton any) {
+				orphan = baton
+				q.Leave(&p)
+			}
+			func() {
+				defer func() { _ = recover() }()
+				_, _ = q.Enter(t.Context(), &p, r)
+			}()
+			if (orphan == "baton") != (admitted == "with a baton") {
+				t.Errorf("admitted: %s, and %v orphaned", admitted, orphan)
+			}
+			q.Leave(holder)
+			enter(t, q, request(driver.Exclusive, g))
+		})
+	}
+}
