@@ -11,7 +11,7 @@ func FuzzParse(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, s string) {
 		_, _ = parse(s)
-		_, _, _ = parseDecls(s)
+		_, _ = parseDecls(s)
 	})
 }
 

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"slices"
 )
 
 // Message types, [MS-TDS] 2.2.3.1.1.
@@ -139,8 +140,8 @@ func (r *reader) bytes(n int) []byte {
 func (r *reader) uint(n int) uint64 {
 	b := r.bytes(n)
 	var v uint64
-	for i := len(b) - 1; i >= 0; i-- {
-		v = v<<8 | uint64(b[i])
+	for _, c := range slices.Backward(b) {
+		v = v<<8 | uint64(c)
 	}
 	return v
 }

@@ -52,6 +52,7 @@ const (
 // Fault is what a hook makes of a request.
 type Fault int
 
+// The faults.
 const (
 	Continue   Fault = iota // nothing
 	DropBefore              // close the connection, don't run the request

@@ -2,7 +2,7 @@ package tdstest
 
 // What the parser makes of a batch.
 
-type statement interface{}
+type statement any
 
 type (
 	declareVar struct {
@@ -106,12 +106,11 @@ type selectCore struct {
 }
 
 type selectItem struct {
-	star  bool
-	of    string // table that a star is of
-	e     expr
-	name  string
-	to    string // variable
-	toAdd bool
+	star bool
+	of   string // table that a star is of
+	e    expr
+	name string
+	to   string // variable
 }
 
 type tableRef struct {

@@ -278,14 +278,14 @@ func (e isNull) eval(x *executor, env *rowEnv) (value, error) {
 }
 
 func (e inList) eval(x *executor, env *rowEnv) (value, error) {
-	var any expr = literal{boolValue(false)}
+	var found expr = literal{boolValue(false)}
 	for _, m := range e.list {
-		any = logic{true, any, binaryExpr{"=", e.e, m}}
+		found = logic{true, found, binaryExpr{"=", e.e, m}}
 	}
 	if e.not {
-		any = notExpr{any}
+		found = notExpr{found}
 	}
-	return any.eval(x, env)
+	return found.eval(x, env)
 }
 
 func (e like) eval(x *executor, env *rowEnv) (value, error) {
@@ -399,7 +399,7 @@ func (e nextValue) eval(x *executor, _ *rowEnv) (value, error) {
 	}
 	v, err := x.s.srv.sequences.next(sequenceKey(x.s.database, schema, e.name))
 	if se, ok := err.(*sqlError); ok && se.number == 208 { //nolint:errorlint // never wrapped
-		se.message = fmt.Sprintf("Invalid object name '%s'.", procName{e.schema, e.name})
+		se.message = fmt.Sprintf("Invalid object name '%s'.", procName(e))
 	}
 	return v, err
 }

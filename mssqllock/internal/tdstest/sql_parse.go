@@ -3,6 +3,7 @@ package tdstest
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -53,7 +54,7 @@ func (p *parser) caught(err *error) {
 var keywords = map[string]bool{}
 
 func init() {
-	for _, w := range strings.Fields(`add all alter and as asc begin between break by case cast catch close coalesce
+	for w := range strings.FieldsSeq(`add all alter and as asc begin between break by case cast catch close coalesce
 		collate commit continue convert create cross current database declare default delete desc distinct drop else end
 		except exec execute exists for from full goto grant group having if in inner insert intersect into is join key
 		kill left like merge next not null nullif of on open option or order outer over print proc procedure raiserror
@@ -391,10 +392,10 @@ func (p *parser) declare() statement {
 }
 
 // parseDecls reads the declarations of sp_executesql's parameters.
-func parseDecls(s string) (decls []column, outputs []bool, err error) {
+func parseDecls(s string) (decls []column, err error) {
 	tokens, err := lex(s)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	p := &parser{tokens: tokens}
 	defer p.caught(&err)
@@ -402,12 +403,14 @@ func parseDecls(s string) (decls []column, outputs []bool, err error) {
 		d := column{name: p.variable()}
 		d.t = p.dataType()
 		decls = append(decls, d)
-		outputs = append(outputs, p.take("output") || p.take("out"))
+		if !p.take("output") { // what is one is for the call to say
+			p.take("out")
+		}
 		if !p.take(",") && p.peek().kind != tEnd {
 			p.fail()
 		}
 	}
-	return decls, outputs, nil
+	return decls, nil
 }
 
 func (p *parser) set() statement {
@@ -700,11 +703,7 @@ func hasAggregate(e expr) bool {
 	case binaryExpr:
 		return hasAggregate(n.a) || hasAggregate(n.b)
 	case call:
-		for _, a := range n.args {
-			if hasAggregate(a) {
-				return true
-			}
-		}
+		return slices.ContainsFunc(n.args, hasAggregate)
 	}
 	return false
 }
@@ -960,6 +959,8 @@ func (p *parser) primary() expr {
 			p.need(")")
 			return e
 		}
+	case tEnd: // nothing was taken
+		p.fail()
 	case tQuoted, tWord:
 		p.at--
 		if t.kind == tWord {
@@ -976,9 +977,7 @@ func (p *parser) primary() expr {
 		}
 		return colRef{"", name}
 	}
-	if t.kind != tEnd {
-		p.at--
-	}
+	p.at--
 	p.fail()
 	return nil
 }

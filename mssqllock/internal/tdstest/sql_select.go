@@ -2,6 +2,7 @@ package tdstest
 
 import (
 	"fmt"
+	"slices"
 	"sort"
 	"strings"
 )
@@ -300,7 +301,7 @@ func (x *executor) from(core *selectCore, outer *rowEnv) ([]envColumn, []*rowEnv
 	rows := [][]value{{}}
 	env := func(row []value) *rowEnv {
 		// Names of this query come first.
-		return &rowEnv{cols: append(cols[:len(cols):len(cols)], outerCols...), vals: append(row[:len(row):len(row)], vals...)}
+		return &rowEnv{cols: append(slices.Clip(cols), outerCols...), vals: append(slices.Clip(row), vals...)}
 	}
 	for _, ref := range core.from {
 		right, err := x.table(ref)
@@ -314,7 +315,7 @@ func (x *executor) from(core *selectCore, outer *rowEnv) ([]envColumn, []*rowEnv
 		for _, l := range rows {
 			matched := false
 			for _, r := range right.rows {
-				row := append(l[:len(l):len(l)], r...)
+				row := append(slices.Clip(l), r...)
 				if ref.on != nil {
 					ok, err := x.holds(ref.on, env(row))
 					if err != nil {
@@ -331,7 +332,7 @@ func (x *executor) from(core *selectCore, outer *rowEnv) ([]envColumn, []*rowEnv
 				}
 			}
 			if !matched && ref.join == 'l' {
-				row := l[:len(l):len(l)]
+				row := slices.Clip(l)
 				for _, c := range right.cols {
 					row = append(row, nullOf(c.t))
 				}

@@ -93,8 +93,7 @@ func exec(tb testing.TB, c execer, q string, args ...any) {
 }
 
 func number(err error) int32 {
-	var e mssql.Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[mssql.Error](err); ok {
 		return e.Number
 	}
 	return 0
@@ -340,7 +339,7 @@ func TestViewsAndPermissions(t *testing.T) {
 		t.Error(got)
 	}
 	low := open(t, srv, url.Values{"user": {"low"}, "password": {"p"}})
-	_, err := low.QueryContext(ctx, "SELECT * FROM sys.dm_tran_locks")
+	_, err := low.ExecContext(ctx, "SELECT * FROM sys.dm_tran_locks")
 	var e mssql.Error
 	if !errors.As(err, &e) || e.Number != 297 || e.All[0].Number != 300 {
 		t.Error(err)

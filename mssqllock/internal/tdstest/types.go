@@ -301,8 +301,9 @@ func appendType(b []byte, t sqlType) []byte {
 		b = append(b, wireNVarChar)
 		length(2 * t.size)
 		return append(b, collation...)
+	default:
+		return append(b, wireIntN, intSizes[t.kind])
 	}
-	return append(b, wireIntN, intSizes[t.kind])
 }
 
 // appendValue writes a value as the type that appendType has written.
@@ -447,8 +448,9 @@ func readValue(r *reader) (value, error) {
 			return value{t: t, v: append([]byte{}, data...)}, nil
 		case kVarChar:
 			return value{t: t, v: string(data)}, nil
+		default:
+			return value{t: t, v: fromUTF16(data)}, nil
 		}
-		return value{t: t, v: fromUTF16(data)}, nil
 	}
 	return value{}, sqlErr(8009, 16, fmt.Sprintf("The incoming tabular data stream (TDS) remote procedure call (RPC) protocol stream is incorrect. A parameter has data type 0x%02X, which is unknown here.", id))
 }
