@@ -302,7 +302,9 @@ func (p *parser) until(words ...string) block {
 	}
 }
 
-func (p *parser) dataType() sqlType {
+// dataType reads a data type. short is the length of a text without one:
+// learn.microsoft.com "nchar and nvarchar": 1 in a declaration, 30 in CAST.
+func (p *parser) dataType(short int) sqlType {
 	name := strings.ToLower(p.name())
 	size, sized := 0, false
 	if p.take("(") {
@@ -320,7 +322,7 @@ func (p *parser) dataType() sqlType {
 	}
 	text := func(k kind) sqlType {
 		if !sized {
-			size = 30 // as in CAST; a declaration without a length has 1, see declare
+			size = short
 		}
 		return sqlType{k, size}
 	}
@@ -361,7 +363,7 @@ func (p *parser) declare() statement {
 			p.need("(")
 			for {
 				c := column{name: p.name()}
-				c.t = p.dataType()
+				c.t = p.dataType(1)
 				for { // constraints say nothing that a lock library relies on
 					if p.take("not") || p.take("primary") {
 						if !p.take("null") {
@@ -379,7 +381,7 @@ func (p *parser) declare() statement {
 			p.need(")")
 			b = append(b, d)
 		} else {
-			d := declareVar{name: name, t: p.dataType()}
+			d := declareVar{name: name, t: p.dataType(1)}
 			if p.take("=") {
 				d.init = p.expr()
 			}
@@ -401,7 +403,7 @@ func parseDecls(s string) (decls []column, err error) {
 	defer p.caught(&err)
 	for p.peek().kind != tEnd {
 		d := column{name: p.variable()}
-		d.t = p.dataType()
+		d.t = p.dataType(1)
 		decls = append(decls, d)
 		if !p.take("output") { // what is one is for the call to say
 			p.take("out")
@@ -549,7 +551,7 @@ func (p *parser) createSequence() statement {
 	s.schema, s.seq.name = p.object()
 	s.seq.kind, s.seq.increment, s.seq.cached = kBigInt, 1, true
 	if p.take("as") {
-		s.seq.kind = p.dataType().kind
+		s.seq.kind = p.dataType(1).kind
 		if !s.seq.kind.integer() || s.seq.kind == kBit {
 			panic(abortErr(11702, 16, "The sequence object must be of an integer type."))
 		}
@@ -1023,12 +1025,12 @@ func (p *parser) special(word string) expr {
 		p.at += 2
 		e := p.expr()
 		p.need("as")
-		c := castExpr{e, p.dataType()}
+		c := castExpr{e, p.dataType(30)}
 		p.need(")")
 		return c
 	case word == "convert" && called:
 		p.at += 2
-		t := p.dataType()
+		t := p.dataType(30)
 		p.need(",")
 		c := castExpr{p.expr(), t}
 		p.need(")")
