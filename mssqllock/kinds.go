@@ -1,0 +1,324 @@
+package mssqllock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"time"
+
+	"github.com/distlock-go/distlock/driver"
+	"github.com/distlock-go/distlock/internal/dbsession"
+)
+
+// attempt is one call of Acquire.
+type attempt struct {
+	b        *Backend
+	r        *driver.Request
+	deadline time.Time // zero: none, or no waiting at all
+	names    names
+	sent     time.Time // when the question was sent that was granted
+}
+
+// left returns how much of the time to wait is left.
+func (a *attempt) left() time.Duration { return leftOf(a.deadline, a.r.Wait) }
+
+func leftOf(deadline time.Time, wait time.Duration) time.Duration {
+	if deadline.IsZero() {
+		return wait
+	}
+	return max(time.Until(deadline), 0)
+}
+
+// exclusively takes the lock in a mode that one at a time may have. Of this
+// process only one asks for it.
+func (a *attempt) exclusively(ctx context.Context, verb dbsession.Verb) (*hold, error) {
+	claim, err := a.b.pool.Claim(ctx, a.names.lock, a.left())
+	if err != nil {
+		return nil, err
+	}
+	if claim == nil {
+		return nil, driver.ErrHeld
+	}
+	return a.take(ctx, verb, a.names.lock, claim)
+}
+
+// shared takes the lock beside others. The server counts how often a session has
+// it.
+func (a *attempt) shared(ctx context.Context) (*hold, error) {
+	claim, err := a.b.oneUse(ctx, a.names.lock)
+	if err != nil {
+		return nil, err
+	}
+	return a.take(ctx, doShare, a.names.lock, claim)
+}
+
+// oneUse claims one of the times that a key is held.
+func (b *Backend) oneUse(ctx context.Context, key string) (*dbsession.Claim, error) {
+	b.mu.Lock()
+	b.uses++
+	// No lock's name has a NUL.
+	unique := key + "\x00" + strconv.FormatUint(b.uses, 10)
+	b.mu.Unlock()
+	return b.pool.Claim(ctx, unique, 0)
+}
+
+var errEnded = fmt.Errorf("%w: the session ended at the same moment", driver.ErrLost)
+
+// take takes the key, and waits for it at the server if the request says so. The
+// claim is freed if that is in vain.
+func (a *attempt) take(ctx context.Context, verb dbsession.Verb, key string, claim *dbsession.Claim) (*hold, error) {
+	pool := a.b.pool
+	st := &dbsession.Step{Verb: verb, Key: key, Cleanup: claim.Free}
+	a.sent = time.Now()
+	s, err := pool.Do(ctx, st)
+	waited := false
+	switch {
+	case err != nil || st.Result == 1 || st.Result < 0:
+	case a.r.Wait > 0:
+		waited = true
+		s, err = pool.Wait(ctx, st, a.left())
+	case st.Result == onlyElsewhere:
+		a.sent = time.Now()
+		s, err = pool.Elsewhere(ctx, st)
+	}
+	switch {
+	case err != nil:
+		return nil, err
+	case st.Result != 1:
+		claim.Free()
+		if err := checked(st); err != nil {
+			return nil, err
+		}
+		return nil, driver.ErrHeld
+	case !claim.Bind(s):
+		if waited {
+			return nil, driver.ErrHeld // it is to be asked again
+		}
+		return nil, errEnded
+	}
+	h := &hold{b: a.b, session: s, claim: claim, key: key, release: doRelease}
+	if verb == doShare {
+		h.release = doUnshare
+	}
+	if waited {
+		// The answer proves that the session lived when the server granted it, and
+		// not when that was.
+		a.sent = time.Now()
+		if err := pool.DoOn(ctx, s, &dbsession.Step{Verb: dbsession.Ping}); err != nil {
+			return nil, h.abandon(err)
+		}
+	}
+	return h, nil
+}
+
+// abandon gives back what didn't lead to a grant.
+func (h *hold) abandon(err error) error {
+	if given := h.Release(context.Background()); given != nil && !errors.Is(given, driver.ErrLost) {
+		h.session.Abandon()
+	}
+	return err
+}
+
+const (
+	pollMin = 2 * time.Millisecond
+	pollMax = 50 * time.Millisecond
+)
+
+// poll asks until the answer is yes. When the time is over the error is ErrHeld.
+func poll(ctx context.Context, left func() time.Duration, ask func() (bool, error)) error {
+	for pause := pollMin; ; pause = min(2*pause, pollMax) {
+		yes, err := ask()
+		if err != nil || yes {
+			return err
+		}
+		rest := left()
+		if rest <= 0 {
+			return driver.ErrHeld
+		}
+		timer := time.NewTimer(min(pause/2+rand.N(pause), rest))
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// Upgrade implements [driver.Upgrader]. The session that holds the lock holds
+// others too and isn't to wait, so that it asks again and again whether the
+// readers are gone; meanwhile another session stands in the server's queue for
+// the lock, so that no new readers get in. That one isn't granted it as long as
+// it is held here.
+func (h *hold) Upgrade(ctx context.Context, wait time.Duration) (uint64, error) {
+	var deadline time.Time
+	if wait > 0 && wait < driver.Forever {
+		deadline = time.Now().Add(wait)
+	}
+	done, err := h.convert()
+	if err == nil && !done {
+		if wait == 0 {
+			return 0, driver.ErrHeld
+		}
+		left := func() time.Duration { return leftOf(deadline, wait) }
+		step := h.b.queueUp(ctx, h.key, left())
+		err = poll(ctx, left, h.convert)
+		step(ctx)
+	}
+	if err != nil {
+		return 0, explain(err)
+	}
+	h.b.mu.Lock()
+	h.mode = driver.Exclusive
+	h.b.mu.Unlock()
+	return h.Pass(ctx)
+}
+
+// convert tries to make the lock exclusive. It isn't canceled: what was granted
+// too late couldn't be taken back.
+func (h *hold) convert() (bool, error) {
+	h.b.mu.Lock()
+	already := h.mode == driver.Exclusive
+	h.b.mu.Unlock()
+	if already {
+		return true, nil
+	}
+	st := &dbsession.Step{Verb: doUpgrade, Key: h.key}
+	if err := h.b.pool.DoOn(context.Background(), h.session, st); err != nil {
+		return false, err
+	}
+	return st.Result == 1, checked(st)
+}
+
+// queueUp stands in the queue for the lock until the returned function is
+// called, which returns when the place is given up.
+func (b *Backend) queueUp(ctx context.Context, key string, wait time.Duration) (leave func(ctx context.Context)) {
+	ctx, cancel := context.WithCancel(ctx)
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		claim, err := b.oneUse(ctx, key)
+		if err != nil {
+			return
+		}
+		nothing := make(chan struct{})
+		st := &dbsession.Step{Verb: doGet, Key: key, Cleanup: func() {
+			claim.Free()
+			close(nothing)
+		}}
+		s, err := b.pool.Wait(ctx, st, wait)
+		if err != nil || st.Result != 1 {
+			<-nothing
+			return
+		}
+		// The holder's session has ended.
+		if claim.Bind(s) {
+			h := &hold{b: b, session: s, claim: claim, key: key, release: doRelease}
+			h.abandon(nil) //nolint:errcheck // of no interest: it wasn't meant to be had
+		}
+	}()
+	return func(outer context.Context) {
+		cancel()
+		select {
+		case <-gone:
+		case <-outer.Done():
+		}
+	}
+}
+
+// permit takes one of the permits. Those who wait do so in the line for a gate;
+// the first of them looks for a permit now and then.
+func (a *attempt) permit(ctx context.Context) (*hold, error) {
+	if a.r.Wait == 0 {
+		return a.anyPermit(ctx, a.r.Queue)
+	}
+	gate := a.names.gate()
+	claim, err := a.b.pool.Claim(ctx, gate, a.left())
+	if err != nil {
+		return nil, err
+	}
+	if claim == nil {
+		return nil, driver.ErrHeld
+	}
+	first, err := a.take(ctx, doGet, gate, claim)
+	if err != nil {
+		return nil, err
+	}
+	var h *hold
+	err = poll(ctx, a.left, func() (bool, error) {
+		if first.session.Dead() {
+			return false, driver.ErrHeld
+		}
+		var err error
+		h, err = a.anyPermit(ctx, false)
+		if errors.Is(err, driver.ErrHeld) {
+			return false, nil
+		}
+		return err == nil, err
+	})
+	return h, first.abandon(err)
+}
+
+// tryAtOnce bounds how many permits one statement tries.
+const tryAtOnce = 32
+
+// anyPermit takes a permit that is free, unless somebody waits for one and that
+// is to be respected.
+func (a *attempt) anyPermit(ctx context.Context, respect bool) (*hold, error) {
+	gate := ownStart + "no-gate"
+	if respect {
+		gate = a.names.gate()
+	}
+	permit := a.names.permits()
+	start := rand.IntN(a.r.Limit)
+	var claims []*dbsession.Claim
+	var names []string
+	for i := range a.r.Limit {
+		name := permit((start + i) % a.r.Limit)
+		claim, err := a.b.pool.Claim(ctx, name, 0)
+		if err != nil {
+			freeAllBut(claims, -1)
+			return nil, err
+		}
+		if claim != nil {
+			claims = append(claims, claim)
+			names = append(names, name)
+		}
+		if len(claims) == 0 || len(claims) < tryAtOnce && i+1 < a.r.Limit {
+			continue
+		}
+		tried := claims
+		st := &dbsession.Step{Verb: doGetAny, Key: gate, Checks: names}
+		st.Cleanup = func() { freeAllBut(tried, -1) }
+		a.sent = time.Now()
+		s, err := a.b.pool.Do(ctx, st)
+		if err != nil {
+			return nil, err
+		}
+		taken := -1
+		if st.Result > 0 {
+			taken = min(int(st.Result), len(claims)) - 1
+		}
+		freeAllBut(claims, taken)
+		switch {
+		case taken >= 0 && !claims[taken].Bind(s):
+			return nil, errEnded
+		case taken >= 0:
+			return &hold{b: a.b, session: s, claim: claims[taken], key: names[taken], release: doRelease}, nil
+		case st.Result < 0:
+			return nil, driver.ErrHeld
+		}
+		claims, names = nil, nil
+	}
+	return nil, driver.ErrHeld
+}
+
+func freeAllBut(claims []*dbsession.Claim, but int) {
+	for i, c := range claims {
+		if i != but {
+			c.Free()
+		}
+	}
+}

@@ -1,0 +1,244 @@
+package mssqllock
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/distlock-go/distlock/driver"
+	"github.com/distlock-go/distlock/internal/dbsession"
+)
+
+// Options tune a [Backend]. Nil and the zero value are the defaults.
+type Options struct {
+	// Prefix is put before each resource. Locks belong to a database: a prefix
+	// keeps applications apart that share one. .NET services use none.
+	Prefix string
+
+	// MaxSessions is how many connections may be in use at once. Default 8; of a
+	// pool with a limit never more than half, but one.
+	MaxSessions int
+
+	// MaxWaiting is how many of them may wait for a lock at the server. Default
+	// half of MaxSessions. Waiters beyond that ask again and again, in common
+	// statements.
+	MaxWaiting int
+
+	// Heartbeat is the pause between two proofs that a connection lives. A dead
+	// one is noticed within twice that. Default 5 s, at least 100 ms, and at most
+	// 10 minutes, as Azure cuts connections that are idle for 30.
+	Heartbeat time.Duration
+
+	// IdleTimeout is how long a connection without locks is kept, two heartbeats at
+	// most, which is the default.
+	IdleTimeout time.Duration
+
+	// Sequence is the SEQUENCE that the fencing tokens come from, as name or
+	// schema.name. Empty means that there are no tokens. [SequenceDDL] makes it.
+	Sequence string
+
+	// CreateSequence makes the sequence if it isn't there.
+	CreateSequence bool
+}
+
+func (o *Options) withDefaults() (Options, error) {
+	var full Options
+	if o != nil {
+		full = *o
+	}
+	if full.MaxSessions == 0 {
+		full.MaxSessions = 8
+	}
+	if full.MaxWaiting == 0 {
+		full.MaxWaiting = full.MaxSessions / 2
+	}
+	if full.Heartbeat == 0 {
+		full.Heartbeat = 5 * time.Second
+	}
+	if full.IdleTimeout == 0 {
+		full.IdleTimeout = 2 * full.Heartbeat
+	}
+	switch {
+	case full.MaxSessions < 0:
+		return full, fmt.Errorf("negative Options.MaxSessions: %d", full.MaxSessions)
+	case full.Heartbeat < 100*time.Millisecond || full.Heartbeat > 10*time.Minute:
+		return full, fmt.Errorf("Options.Heartbeat of %v: between 100ms and 10m", full.Heartbeat)
+	case full.IdleTimeout < 0:
+		return full, fmt.Errorf("negative Options.IdleTimeout: %v", full.IdleTimeout)
+	case full.CreateSequence && full.Sequence == "":
+		return full, errors.New("Options.CreateSequence without a Sequence")
+	}
+	full.MaxWaiting = max(full.MaxWaiting, 0)
+	return full, nil
+}
+
+// Backend locks in a database of a SQL Server. Its methods are safe for
+// concurrent use.
+type Backend struct {
+	db      *sql.DB
+	ownDB   bool
+	opt     Options
+	bad     error
+	dialect *dialect
+	pool    *dbsession.Pool
+
+	mu     sync.Mutex
+	fenced bool   // the sequence is known to be there, and good
+	uses   uint64 // of keys that can be held several times
+	held   map[*hold]struct{}
+}
+
+// New returns a backend that takes its connections from db, which stays the
+// caller's to close, after the backend. It does no I/O; options that can't be
+// meant are reported by the first Acquire.
+func New(db *sql.DB, o *Options) *Backend {
+	return newBackend(db, o, func(ctx context.Context) (*sql.Conn, func(), error) {
+		c, err := connectWithin(ctx, db)
+		return c, nil, err
+	})
+}
+
+func newBackend(db *sql.DB, o *Options, connect func(context.Context) (*sql.Conn, func(), error)) *Backend {
+	b := &Backend{db: db, dialect: newDialect(), held: make(map[*hold]struct{})}
+	b.opt, b.bad = o.withDefaults()
+	if b.bad == nil && b.opt.Sequence != "" {
+		b.dialect.sequence, b.bad = quoteSequence(b.opt.Sequence)
+	}
+	b.pool = dbsession.New(db, b.dialect, dbsession.Options{
+		MaxSessions: b.opt.MaxSessions, MaxWaiting: b.opt.MaxWaiting,
+		Heartbeat: b.opt.Heartbeat, IdleTimeout: b.opt.IdleTimeout, Connect: connect,
+	})
+	return b
+}
+
+// Info implements [driver.Backend].
+func (b *Backend) Info() driver.Info {
+	return driver.Info{
+		Name:          "sqlserver",
+		Modes:         driver.ModesOf(driver.Exclusive, driver.Shared, driver.Upgradeable, driver.Permit),
+		AnswersWithin: b.opt.Heartbeat,
+	}
+}
+
+// Close implements [driver.Backend].
+func (b *Backend) Close() error {
+	b.pool.Close()
+	if b.ownDB {
+		return b.db.Close()
+	}
+	return nil
+}
+
+// Acquire implements [driver.Backend].
+func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	if b.bad != nil {
+		return driver.Grant{}, b.bad
+	}
+	if err := ctx.Err(); err != nil {
+		return driver.Grant{}, context.Cause(ctx)
+	}
+	var deadline time.Time
+	if r.Wait > 0 && r.Wait < driver.Forever {
+		deadline = time.Now().Add(r.Wait)
+	}
+	a := &attempt{b: b, r: &r, deadline: deadline, names: namesOf(b.opt.Prefix + r.Resource)}
+	var h *hold
+	var err error
+	switch r.Mode {
+	case driver.Exclusive:
+		h, err = a.exclusively(ctx, doGet)
+	case driver.Upgradeable:
+		h, err = a.exclusively(ctx, doUpdate)
+	case driver.Shared:
+		h, err = a.shared(ctx)
+	case driver.Permit:
+		h, err = a.permit(ctx)
+	default:
+		return driver.Grant{}, errors.ErrUnsupported
+	}
+	if err != nil {
+		return driver.Grant{}, explain(err)
+	}
+	h.owner, h.mode, h.since = r.Owner, r.Mode, time.Now()
+	token, err := b.count(ctx, h.session)
+	if err != nil {
+		return driver.Grant{}, errors.Join(err, h.Release(context.WithoutCancel(ctx)))
+	}
+	b.mu.Lock()
+	h.token = token
+	b.held[h] = struct{}{}
+	b.mu.Unlock()
+	return driver.Grant{Hold: h, Token: token, Session: h.session, Sent: a.sent}, nil
+}
+
+// hold is one holding.
+type hold struct {
+	b       *Backend
+	session *dbsession.Session
+	claim   *dbsession.Claim
+	key     string
+	release dbsession.Verb
+	owner   driver.Owner
+
+	// Guarded by Backend.mu.
+	mode  driver.Mode
+	since time.Time
+	token uint64
+
+	mu     sync.Mutex
+	step   *dbsession.Step // the release, when it was sent
+	done   bool
+	result error
+}
+
+// Release implements [driver.Hold].
+func (h *hold) Release(ctx context.Context) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.done {
+		return h.result
+	}
+	if h.step == nil {
+		h.step = &dbsession.Step{Verb: h.release, Key: h.key}
+		h.b.pool.Send(ctx, h.session, h.step)
+	}
+	err := h.b.pool.Await(ctx, h.step)
+	switch {
+	case errors.Is(err, driver.ErrLost):
+	case err != nil:
+		if ctx.Err() == nil {
+			h.step = nil // refused, and to be sent again
+		}
+		return err
+	case h.step.Result != 1:
+		err = fmt.Errorf("%w: the server says that its session doesn't hold it", driver.ErrLost)
+	}
+	h.claim.Free()
+	h.done, h.result = true, err
+	h.b.mu.Lock()
+	delete(h.b.held, h)
+	h.b.mu.Unlock()
+	return err
+}
+
+// Pass implements [driver.Passer].
+func (h *hold) Pass(ctx context.Context) (uint64, error) {
+	token, err := h.b.count(ctx, h.session)
+	if err != nil {
+		return 0, err
+	}
+	h.b.mu.Lock()
+	defer h.b.mu.Unlock()
+	h.token, h.since = token, time.Now()
+	return token, nil
+}
+
+var (
+	_ driver.Backend  = (*Backend)(nil)
+	_ driver.Hold     = (*hold)(nil)
+	_ driver.Passer   = (*hold)(nil)
+	_ driver.Upgrader = (*hold)(nil)
+)
