@@ -29,6 +29,8 @@ type Config struct {
 	// EngineEdition is SERVERPROPERTY('EngineEdition'): default 3, Enterprise; 5 is
 	// Azure SQL Database, 8 a Managed Instance.
 	EngineEdition int
+	// ReadOnly makes the databases read-only, as those of a secondary are.
+	ReadOnly bool
 	// ServerName is @@SERVERNAME. Default TDSTEST.
 	ServerName string
 	// Users are the logins, by name. Each is a member of public and of dbo.

@@ -617,17 +617,18 @@ func init() {
 			}
 			return value{t: sqlType{kind: kSmallInt}, v: n}
 		}),
-		"error_number":      ofError(func(e *sqlError) value { return intValue(int64(e.number)) }),
-		"error_message":     ofError(func(e *sqlError) value { return textValue(e.message) }),
-		"error_severity":    ofError(func(e *sqlError) value { return intValue(int64(e.class)) }),
-		"error_state":       ofError(func(e *sqlError) value { return intValue(int64(e.state)) }),
-		"error_line":        ofError(func(e *sqlError) value { return intValue(int64(e.line)) }),
-		"error_procedure":   ofError(func(e *sqlError) value { return textValue(e.proc) }),
-		"serverproperty":    {1, 1, serverProperty},
-		"has_perms_by_name": {3, 3, hasPerms},
-		"object_id":         {1, 2, findObject},
-		"applock_mode":      {3, 3, appLockMode},
-		"applock_test":      {4, 4, appLockTest},
+		"error_number":       ofError(func(e *sqlError) value { return intValue(int64(e.number)) }),
+		"error_message":      ofError(func(e *sqlError) value { return textValue(e.message) }),
+		"error_severity":     ofError(func(e *sqlError) value { return intValue(int64(e.class)) }),
+		"error_state":        ofError(func(e *sqlError) value { return intValue(int64(e.state)) }),
+		"error_line":         ofError(func(e *sqlError) value { return intValue(int64(e.line)) }),
+		"error_procedure":    ofError(func(e *sqlError) value { return textValue(e.proc) }),
+		"serverproperty":     {1, 1, serverProperty},
+		"databasepropertyex": {2, 2, databaseProperty},
+		"has_perms_by_name":  {3, 3, hasPerms},
+		"object_id":          {1, 2, findObject},
+		"applock_mode":       {3, 3, appLockMode},
+		"applock_test":       {4, 4, appLockTest},
 	}
 }
 
@@ -707,6 +708,24 @@ func serverProperty(x *executor, args []value) (value, error) {
 		return textValue("SQL_Latin1_General_CP1_CI_AS"), nil
 	case "ishadrenabled", "isclustered":
 		return intValue(0), nil
+	}
+	return value{}, nil
+}
+
+// databaseProperty is DATABASEPROPERTYEX. learn.microsoft.com:
+// "DATABASEPROPERTYEX": NULL for a name that isn't known, and for a database that
+// isn't.
+func databaseProperty(x *executor, args []value) (value, error) {
+	database, _ := args[0].v.(string)
+	name, _ := args[1].v.(string)
+	if !strings.EqualFold(database, x.s.database) {
+		return value{}, nil
+	}
+	switch strings.ToLower(name) {
+	case "updateability":
+		return textValue(map[bool]string{false: "READ_WRITE", true: "READ_ONLY"}[x.s.srv.cfg.ReadOnly]), nil
+	case "status":
+		return textValue("ONLINE"), nil
 	}
 	return value{}, nil
 }

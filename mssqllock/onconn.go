@@ -1,0 +1,262 @@
+package mssqllock
+
+import (
+	"context"
+	"database/sql"
+	sqldriver "database/sql/driver"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/distlock-go/distlock/driver"
+	"github.com/distlock-go/distlock/internal/dbsession"
+)
+
+// OnConn returns a backend that locks on the caller's own connection, so that the
+// lock and what is done under it share one fate: if the connection is lost, so is
+// the transaction that it was in. It needs no further connection, has exclusive,
+// shared and upgradeable locks, and no tokens. For a lock that is to end with a
+// transaction see [InTx].
+//
+// Conn stays the caller's to close, after the backend, which releases what is
+// still held: the server keeps the locks of a connection that has gone back to
+// its pool until somebody uses that again.
+//
+// A waiter asks again and again, without waiting at the server, and so has no
+// place in the server's queue. What the connection holds already, taken through
+// this backend or in another way, is as held as anything else, in all modes, and
+// is never released by a failed or canceled wait.
+//
+// Each call waits while a statement of the caller's runs. The driver can't send
+// anything while rows are open: close them before each Acquire and Release.
+// Nothing is sent in between, so that the loss of the connection shows when it is
+// used next, or within five seconds after the caller's own statement has met it.
+func OnConn(conn *sql.Conn) *ConnBackend {
+	return &ConnBackend{conn: &connSession{conn: conn, lost: make(chan struct{})}, mine: make(map[string]bool), dialect: newDialect()}
+}
+
+// ConnBackend locks on one connection of the caller's. Its methods are safe for
+// concurrent use.
+type ConnBackend struct {
+	conn    *connSession
+	dialect *dialect
+
+	mu     sync.Mutex
+	judged bool
+	mine   map[string]bool // what this backend has taken
+}
+
+// Info implements [driver.Backend].
+func (b *ConnBackend) Info() driver.Info {
+	return driver.Info{
+		Name: "sqlserver", Modes: driver.ModesOf(driver.Exclusive, driver.Shared, driver.Upgradeable),
+		PollMin: 5 * time.Millisecond, PollMax: 250 * time.Millisecond,
+	}
+}
+
+// Close implements [driver.Backend]. It releases what was taken through b.
+func (b *ConnBackend) Close() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var errs []error
+	for name := range b.mine {
+		errs = append(errs, b.release(name))
+		delete(b.mine, name)
+	}
+	return errors.Join(errs...)
+}
+
+// modeNames are those of sp_getapplock.
+var modeNames = map[driver.Mode]string{driver.Exclusive: "Exclusive", driver.Shared: "Shared", driver.Upgradeable: "Update"}
+
+// Acquire implements [driver.Backend].
+func (b *ConnBackend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	want, ok := modeNames[r.Mode]
+	if !ok {
+		return driver.Grant{}, errors.ErrUnsupported
+	}
+	if ctx.Err() != nil {
+		return driver.Grant{}, context.Cause(ctx)
+	}
+	g := &connHold{b: b, name: LockName(r.Resource)}
+	sent := time.Now()
+	answered := make(chan error, 1)
+	go func() { answered <- b.take(g.name, want) }()
+	select {
+	case err := <-answered:
+		if err != nil {
+			return driver.Grant{}, err
+		}
+		return driver.Grant{Hold: g, Session: b.conn, Sent: sent}, nil
+	case <-ctx.Done():
+		// The statement goes on; what comes of it is given back.
+		go func() {
+			if <-answered == nil {
+				g.Release(context.Background())
+			}
+		}()
+		return driver.Grant{}, context.Cause(ctx)
+	}
+}
+
+var takeOnce = &query{
+	"DECLARE @r int=-1;IF APPLOCK_MODE('public',@p1,'Session')='NoLock' EXEC @r=sp_getapplock @p1,@p2,'Session',0;SELECT @r",
+	"@p1 nvarchar(255),@p2 nvarchar(32)",
+}
+
+// take tries to take the name once.
+func (b *ConnBackend) take(name, want string) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var st dbsession.Step
+	err := b.conn.use(func(c *dbsession.Conn) error {
+		if !b.judged {
+			row, err := c.Text(about)
+			if err != nil {
+				return err
+			}
+			_, s, err := read(row)
+			if err != nil {
+				return err
+			}
+			s.trans = 0 // it may well have one
+			if err := s.judge(); err != nil {
+				return refused{err}
+			}
+			b.judged = true
+		}
+		row, err := execute(context.Background(), c, takeOnce, 2, func(i int) any { return []any{name, want}[i] })
+		if err != nil {
+			return err
+		}
+		return st.Set(row[0])
+	})
+	if err != nil {
+		return explain(err)
+	}
+	st.Result = result(st.Result)
+	switch {
+	case st.Result < 0:
+		return codeError(st.Result)
+	case st.Result == 0:
+		return driver.ErrHeld
+	}
+	b.mine[name] = true
+	return nil
+}
+
+// refused is the judgement on a server, which is no fault of the connection.
+type refused struct{ error }
+
+func (r refused) Unwrap() error { return r.error }
+
+// do runs a step on the connection; b.mu is held.
+func (b *ConnBackend) do(verb dbsession.Verb, name string) (int64, error) {
+	st := &dbsession.Step{Verb: verb, Key: name}
+	err := b.conn.use(func(c *dbsession.Conn) error {
+		return b.dialect.Run(context.Background(), c, []*dbsession.Step{st})
+	})
+	if err == nil {
+		err = checked(st)
+	}
+	return st.Result, err
+}
+
+// release releases the name; b.mu is held.
+func (b *ConnBackend) release(name string) error {
+	got, err := b.do(doRelease, name)
+	if err == nil && got != 1 {
+		err = fmt.Errorf("%w: the server says that its session doesn't hold it", driver.ErrLost)
+	}
+	return err
+}
+
+type connHold struct {
+	b    *ConnBackend
+	name string
+
+	done   bool // guarded by ConnBackend.mu
+	result error
+}
+
+// Release implements [driver.Hold].
+func (h *connHold) Release(context.Context) error {
+	h.b.mu.Lock()
+	defer h.b.mu.Unlock()
+	if h.done || !h.b.mine[h.name] {
+		return h.result
+	}
+	err := h.b.release(h.name)
+	if err == nil || errors.Is(err, driver.ErrLost) {
+		h.done, h.result = true, err
+		delete(h.b.mine, h.name)
+	}
+	return err
+}
+
+// Upgrade implements [driver.Upgrader]. It asks once.
+func (h *connHold) Upgrade(context.Context, time.Duration) (uint64, error) {
+	h.b.mu.Lock()
+	defer h.b.mu.Unlock()
+	got, err := h.b.do(doUpgrade, h.name)
+	if err == nil && got != 1 {
+		err = driver.ErrHeld
+	}
+	return 0, explain(err)
+}
+
+// connSession is the caller's connection.
+type connSession struct {
+	conn *sql.Conn
+	once sync.Once
+	lost chan struct{}
+}
+
+// use runs f, which sends statements and reads all of the answers, between two
+// statements of the caller's. Another goroutine's would break the connection.
+func (s *connSession) use(f func(c *dbsession.Conn) error) error {
+	err := s.conn.Raw(func(dc any) error {
+		if v, ok := dc.(sqldriver.Validator); ok && !v.IsValid() {
+			return sqldriver.ErrBadConn
+		}
+		c, err := dbsession.Wrap(dc)
+		if err != nil {
+			return err
+		}
+		return f(c)
+	})
+	if err == nil || errors.As(err, &refused{}) || (&dialect{}).Answered(err) {
+		return err
+	}
+	s.once.Do(func() { close(s.lost) })
+	return fmt.Errorf("%w: %w", driver.ErrLost, err)
+}
+
+// Lease implements [driver.Session].
+func (s *connSession) Lease() driver.Lease { return driver.Lease{Every: 5 * time.Second} }
+
+// Renew implements [driver.Session]. It sends nothing, which could meet open rows
+// of the caller's, and looks whether the driver has met an error.
+func (s *connSession) Renew(ctx context.Context) error {
+	answered := make(chan error, 1)
+	go func() { answered <- s.use(func(*dbsession.Conn) error { return nil }) }()
+	select {
+	case err := <-answered:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Lost implements [driver.Session].
+func (s *connSession) Lost() <-chan struct{} { return s.lost }
+
+// Abandon implements [driver.Session]. The connection is the caller's: its locks
+// end when he closes it, or the server does.
+func (s *connSession) Abandon() {}
+
+var (
+	_ driver.Backend  = (*ConnBackend)(nil)
+	_ driver.Upgrader = (*connHold)(nil)
+)

@@ -1,0 +1,268 @@
+package mssqllock
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	_ "github.com/microsoft/go-mssqldb"
+
+	"github.com/distlock-go/distlock"
+	"github.com/distlock-go/distlock/driver"
+	"github.com/distlock-go/distlock/drivertest"
+	"github.com/distlock-go/distlock/internal/dbsession"
+	"github.com/distlock-go/distlock/mssqllock/internal/tdstest"
+)
+
+const (
+	childURL  = "DISTLOCK_TEST_CHILD_URL"
+	serverURL = "DISTLOCK_TEST_SQLSERVER_URL"
+
+	adminProgram = "distlock-test-admin"
+)
+
+func TestMain(m *testing.M) {
+	if u := os.Getenv(childURL); u != "" {
+		drivertest.Main(m, func() (driver.Backend, error) { return Open(context.Background(), u) })
+	}
+	code := m.Run()
+	stopServers()
+	if code == 0 {
+		if left := leftGoroutines(); left != "" {
+			fmt.Fprintf(os.Stderr, "goroutines are left after the tests:\n\n%s\n", left)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// leftGoroutines returns the stacks of those of this package and of what it
+// uses.
+func leftGoroutines() string {
+	var left []string
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); runtime.Gosched() {
+		stacks := make([]byte, 4<<20)
+		stacks = stacks[:runtime.Stack(stacks, true)]
+		left = left[:0]
+		for i, stack := range strings.Split(string(stacks), "\n\n") {
+			if i > 0 && (strings.Contains(stack, "distlock/") || strings.Contains(stack, "go-mssqldb")) {
+				left = append(left, stack)
+			}
+		}
+		if len(left) == 0 {
+			return ""
+		}
+	}
+	return strings.Join(left, "\n\n")
+}
+
+// A testServer is the test server of this repository, or a real SQL Server.
+type testServer struct {
+	tds  *tdstest.Server // nil: a real one
+	base *url.URL
+	// The account of the tests, if it isn't that of base.
+	user, password string
+	admin          *sql.DB
+}
+
+var (
+	serversMu sync.Mutex
+	shared    *testServer
+	started   []*testServer
+)
+
+// theServer returns the server that most tests share.
+func theServer(t testing.TB) *testServer {
+	t.Helper()
+	serversMu.Lock()
+	defer serversMu.Unlock()
+	if shared == nil {
+		raw := os.Getenv(serverURL)
+		if raw == "" {
+			shared = startTDS(t, tdstest.Config{})
+			return shared
+		}
+		u, err := url.Parse(raw)
+		if err != nil || u.Scheme != "sqlserver" {
+			t.Fatalf("%s can't be parsed", serverURL)
+		}
+		shared = &testServer{base: u, user: u.User.Username()}
+		shared.password, _ = u.User.Password()
+		shared.connectAdmin(t)
+	}
+	return shared
+}
+
+// ownServer returns a test server that the test may break. It stands for a real
+// one that can't be broken, or made to be another.
+func ownServer(t testing.TB, cfg tdstest.Config) *testServer {
+	t.Helper()
+	serversMu.Lock()
+	defer serversMu.Unlock()
+	return startTDS(t, cfg)
+}
+
+func startTDS(t testing.TB, cfg tdstest.Config) *testServer {
+	t.Helper()
+	s := &testServer{user: "locker", password: "pass word/%-secret"}
+	limited := tdstest.User{Password: s.password, NoViewServerState: true, NoKill: true, NoSequences: true}
+	cfg.Users = map[string]tdstest.User{
+		tdstest.DefaultUser: {Password: tdstest.DefaultPassword},
+		s.user:              {Password: s.password},
+		"limited":           limited,
+	}
+	var err error
+	if s.tds, err = tdstest.New(cfg); err != nil {
+		t.Fatal(err)
+	}
+	started = append(started, s)
+	if s.base, err = url.Parse(s.tds.URL(nil)); err != nil {
+		t.Fatal(err)
+	}
+	s.connectAdmin(t)
+	return s
+}
+
+func stopServers() {
+	serversMu.Lock()
+	defer serversMu.Unlock()
+	for _, s := range started {
+		s.admin.Close()
+		s.tds.Close()
+	}
+	if shared != nil && shared.tds == nil {
+		shared.admin.Close()
+	}
+}
+
+func (s *testServer) connectAdmin(t testing.TB) {
+	t.Helper()
+	u := *s.base
+	q := u.Query()
+	q.Set("app name", adminProgram)
+	u.RawQuery = q.Encode()
+	var err error
+	if s.admin, err = sql.Open("sqlserver", u.String()); err != nil {
+		t.Fatal(err)
+	}
+	s.admin.SetMaxIdleConns(2)
+	if err := s.admin.Ping(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (s *testServer) addr() string { return s.base.Host }
+
+// url returns the URL of the server by an address of it, with more parameters.
+func (s *testServer) url(addr, parameters string) string {
+	u := *s.base
+	u.Host, u.User = addr, url.UserPassword(s.user, s.password)
+	if parameters != "" {
+		u.RawQuery += "&" + parameters
+	}
+	return u.String()
+}
+
+// pool returns a *sql.DB of its own on the server.
+func (s *testServer) pool(t testing.TB, addr string) *sql.DB {
+	t.Helper()
+	db, err := sql.Open("sqlserver", s.url(addr, ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { db.Close() })
+	return db
+}
+
+// locker returns a Locker on a new backend.
+func (s *testServer) locker(t testing.TB, addr string, o *Options) (*distlock.Locker, *sql.DB) {
+	t.Helper()
+	db := s.pool(t, addr)
+	l := distlock.New(New(db, o), nil)
+	t.Cleanup(func() { l.Close() })
+	return l, db
+}
+
+func (s *testServer) exec(t testing.TB, query string, args ...any) {
+	t.Helper()
+	if _, err := s.admin.Exec(query, args...); err != nil {
+		t.Fatalf("%s: %v", query, err)
+	}
+}
+
+func (s *testServer) number(t testing.TB, query string, args ...any) int {
+	t.Helper()
+	var n sql.NullInt64
+	if err := s.admin.QueryRow(query, args...).Scan(&n); err != nil {
+		t.Fatalf("%s: %v", query, err)
+	}
+	return int(n.Int64)
+}
+
+// connections counts those of the tests.
+func (s *testServer) connections(t testing.TB) int {
+	t.Helper()
+	return s.number(t, "SELECT COUNT(*) FROM sys.dm_exec_sessions WHERE is_user_process = 1 AND program_name <> @p1", adminProgram)
+}
+
+// locks counts the locks of a name.
+func (s *testServer) locks(t testing.TB, name string) int {
+	t.Helper()
+	return s.number(t, "SELECT COUNT(*) FROM sys.dm_tran_locks WHERE resource_type = 'APPLICATION' AND CHARINDEX(@p1, resource_description) = 1", shown(name))
+}
+
+const waitingFor = "FROM sys.dm_tran_locks WHERE resource_type = 'APPLICATION' AND request_status <> 'GRANT' AND CHARINDEX(@p1, resource_description) = 1"
+
+// waiters counts the sessions that wait for the name at the server.
+func (s *testServer) waiters(t testing.TB, name string) int {
+	t.Helper()
+	return s.number(t, "SELECT COUNT(*) "+waitingFor, shown(name))
+}
+
+// kill ends the session that the grant hangs on.
+func (s *testServer) kill(t testing.TB, g driver.Grant) {
+	t.Helper()
+	s.exec(t, fmt.Sprintf("KILL %d", g.Session.(*dbsession.Session).Identity().ID))
+}
+
+func mustAcquire(t testing.TB, l *distlock.Locker, resource string, opts ...distlock.AcquireOption) *distlock.Lock {
+	t.Helper()
+	k, err := l.Acquire(t.Context(), resource, append([]distlock.AcquireOption{distlock.Timeout(20 * time.Second)}, opts...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+func mustRelease(t testing.TB, k *distlock.Lock) {
+	t.Helper()
+	if err := k.Release(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func mustBeHeld(t testing.TB, l *distlock.Locker, resource string, opts ...distlock.AcquireOption) {
+	t.Helper()
+	if k, err := l.TryAcquire(t.Context(), resource, opts...); !errors.Is(err, distlock.ErrNotAcquired) {
+		t.Errorf("%s: %v, %v", resource, k, err)
+	}
+}
+
+func eventually(t testing.TB, within time.Duration, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(within)
+	for !ok() {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %v: %s", within, what)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
