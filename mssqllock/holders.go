@@ -15,9 +15,9 @@ import (
 )
 
 // Holders implements [driver.Inspector]. Of its own holdings the backend knows
-// all. Of others the server tells host, program, process and login, if the
-// account may see that: VIEW SERVER STATE (SQL Server up to 2019), VIEW SERVER
-// PERFORMANCE STATE (later), VIEW DATABASE STATE (Azure SQL Database).
+// all. Of others the server tells host, program and process, if the account
+// may see that: VIEW SERVER STATE (SQL Server up to 2019), VIEW SERVER PERFORMANCE
+// STATE (later), VIEW DATABASE STATE (Azure SQL Database).
 func (b *Backend) Holders(ctx context.Context, resource string, mode driver.Mode) ([]driver.Holder, error) {
 	if b.bad != nil {
 		return nil, b.bad
@@ -55,7 +55,7 @@ func (b *Backend) Holders(ctx context.Context, resource string, mode driver.Mode
 			found := b.holdersOf(l, n.lock, m)
 			for i := range found {
 				if !sure && found[i].Owner.ID == (driver.ID{}) {
-					found[i].Owner.Note += ", unless it has another resource whose name begins alike"
+					found[i].Owner.Note = "or of another resource whose name begins alike"
 				}
 			}
 			holders = append(holders, found...)
@@ -104,7 +104,7 @@ func alike(locks []lock) bool {
 func (b *Backend) locks(ctx context.Context, prefix string) ([]lock, error) {
 	var locks []lock
 	var bad error
-	err := b.pool.Query(ctx, "SELECT l.resource_description,l.request_mode,l.request_status,l.request_session_id,s.host_name,s.program_name,s.host_process_id,s.login_name"+
+	err := b.pool.Query(ctx, "SELECT l.resource_description,l.request_mode,l.request_status,l.request_session_id,s.host_name,s.program_name,s.host_process_id"+
 		" FROM sys.dm_tran_locks AS l JOIN sys.dm_exec_sessions AS s ON s.session_id=l.request_session_id"+
 		" WHERE l.resource_type='APPLICATION' AND l.resource_database_id=DB_ID() AND CHARINDEX("+literal(prefix)+",l.resource_description)=1",
 		func(row []sqldriver.Value) {
@@ -113,10 +113,7 @@ func (b *Backend) locks(ctx context.Context, prefix string) ([]lock, error) {
 				bad = err
 			}
 			l := lock{description: text(row[0]), mode: strings.TrimSpace(text(row[1])), granted: text(row[2]) == "GRANT", session: session.Result}
-			l.client = driver.Owner{
-				Host: text(row[4]), Program: text(row[5]), PID: int(pid.Result),
-				Note: fmt.Sprintf("session %d of %s", l.session, text(row[7])),
-			}
+			l.client = driver.Owner{Host: text(row[4]), Program: text(row[5]), PID: int(pid.Result)}
 			// CHARINDEX doesn't tell cases apart, by default.
 			if strings.HasPrefix(l.description, prefix) {
 				locks = append(locks, l)

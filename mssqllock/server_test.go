@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"os"
 	"runtime"
+	"runtime/pprof"
 	"strings"
 	"sync"
 	"testing"
@@ -157,6 +158,19 @@ func (s *testServer) connectAdmin(t testing.TB) {
 	if err := s.admin.Ping(); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// restart stops the test server and starts it again.
+func (s *testServer) restart() error {
+	done := make(chan error)
+	go func() {
+		pprof.SetGoroutineLabels(context.Background()) // it is no case of the suite
+		done <- s.tds.Restart()
+	}()
+	// The connections of the pool are dead, and don't know it.
+	s.admin.SetMaxIdleConns(-1)
+	s.admin.SetMaxIdleConns(2)
+	return <-done
 }
 
 func (s *testServer) addr() string { return s.base.Host }

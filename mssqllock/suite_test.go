@@ -69,7 +69,7 @@ func suite(t *testing.T, urls bool) {
 	}
 	if s.tds != nil {
 		h.Restart = func(t testing.TB) {
-			if err := s.tds.Restart(); err != nil {
+			if err := s.restart(); err != nil {
 				t.Fatal(err)
 			}
 		}

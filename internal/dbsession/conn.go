@@ -12,6 +12,9 @@ import (
 // Conn is a connection as a [Dialect] uses it: without the layers of
 // database/sql that check, watch and convert.
 type Conn struct {
+	// State is the dialect's own.
+	State any
+
 	conn    sqldriver.Conn
 	life    context.Context // ends when the connection is to be cut
 	hasCut  bool            // it is cut otherwise
@@ -184,6 +187,29 @@ func (c *Conn) Exec(query string, args []sqldriver.NamedValue) (sqldriver.Result
 		return e.ExecContext(c.context(), args)
 	}
 	return stmt.Exec(values(args)) //nolint:staticcheck // see Row
+}
+
+// Call calls a procedure, of which the driver puts the return status into what
+// status points to, in its own way.
+func (c *Conn) Call(ctx context.Context, procedure string, args []sqldriver.NamedValue, status any) error {
+	checker, ok := c.conn.(sqldriver.NamedValueChecker)
+	if !ok {
+		return fmt.Errorf("a %T takes no pointers", c.conn)
+	}
+	stmt, err := c.prepare(procedure)
+	if err != nil {
+		return err
+	}
+	out := sqldriver.NamedValue{Ordinal: len(args) + 1, Value: status}
+	if err := checker.CheckNamedValue(&out); !errors.Is(err, sqldriver.ErrRemoveArgument) {
+		return fmt.Errorf("a %T as return status: %w", status, err)
+	}
+	e, ok := stmt.(sqldriver.StmtExecContext)
+	if !ok {
+		return fmt.Errorf("a %T takes no context", stmt)
+	}
+	_, err = e.ExecContext(ctx, args)
+	return err
 }
 
 func values(args []sqldriver.NamedValue) []sqldriver.Value {

@@ -190,7 +190,7 @@ func (x *executor) executeSQL(args []boundArg) error {
 	if len(args) > 1 {
 		s, _ := args[1].v.v.(string)
 		var err error
-		if decls, err = parseDecls(s); err != nil {
+		if decls, err = x.s.srv.decls.get(s, parseDecls); err != nil {
 			return err
 		}
 	}

@@ -74,6 +74,8 @@ type Server struct {
 	users     map[string]User
 	locks     *lockManager
 	sequences sequences
+	batches   plans[block]
+	decls     plans[[]column]
 	nextTran  atomic.Uint64
 	started   time.Time
 	addr      string

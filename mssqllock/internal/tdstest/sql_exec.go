@@ -61,7 +61,7 @@ func (x *executor) send(e *sqlError) {
 
 // batch parses and runs a text. A syntax error leaves all of it undone.
 func (x *executor) batch(sql string) error {
-	b, err := parse(sql)
+	b, err := x.s.srv.batches.get(sql, parse)
 	if err != nil {
 		return err
 	}
