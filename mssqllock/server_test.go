@@ -9,6 +9,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/pprof"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -72,6 +73,37 @@ type testServer struct {
 	// The account of the tests, if it isn't that of base.
 	user, password string
 	admin          *sql.DB
+	log            *statementLog
+}
+
+// A statementLog is what a test server was asked, but by the tests themselves.
+type statementLog struct {
+	mu  sync.Mutex
+	all []string
+}
+
+func (l *statementLog) len() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.all)
+}
+
+func (l *statementLog) since(n int) []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.all[n:])
+}
+
+func ownServerWithLog(t testing.TB) *testServer {
+	t.Helper()
+	s := ownServer(t, tdstest.Config{})
+	s.log = &statementLog{}
+	s.tds.OnStatement(func(_ int, sql string) {
+		s.log.mu.Lock()
+		defer s.log.mu.Unlock()
+		s.log.all = append(s.log.all, sql)
+	})
+	return s
 }
 
 var (

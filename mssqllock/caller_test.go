@@ -1,0 +1,382 @@
+package mssqllock
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	mssql "github.com/microsoft/go-mssqldb"
+
+	"github.com/distlock-go/distlock"
+)
+
+func testConn(t *testing.T, db *sql.DB) *sql.Conn {
+	t.Helper()
+	c, err := db.Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func begin(t *testing.T, c interface {
+	BeginTx(ctx context.Context, o *sql.TxOptions) (*sql.Tx, error)
+},
+) *sql.Tx {
+	t.Helper()
+	tx, err := c.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { tx.Rollback() })
+	return tx
+}
+
+func spid(t *testing.T, q interface {
+	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+},
+) int {
+	t.Helper()
+	var id int
+	if err := q.QueryRowContext(t.Context(), "SELECT @@SPID").Scan(&id); err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+func TestOnConn(t *testing.T) {
+	t.Parallel()
+	s := theServer(t)
+	db := s.pool(t, s.addr())
+	conn := func() (*sql.Conn, *distlock.Locker) {
+		c := testConn(t, db)
+		l := distlock.New(OnConn(c), nil)
+		t.Cleanup(func() { l.Close() })
+		return c, l
+	}
+	c, l := conn()
+	_, other := conn()
+	normal, _ := s.locker(t, s.addr(), nil)
+	name := t.Name()
+	// The lock outlives transactions, however they end.
+	for _, end := range []func(*sql.Tx) error{(*sql.Tx).Commit, (*sql.Tx).Rollback} {
+		tx := begin(t, c)
+		k := mustAcquire(t, l, name)
+		for _, o := range []*distlock.Locker{l, other, normal} {
+			mustBeHeld(t, o, name)
+		}
+		if err := end(tx); err != nil {
+			t.Fatal(err)
+		}
+		mustBeHeld(t, normal, name)
+		mustRelease(t, k)
+		mustRelease(t, mustAcquire(t, normal, name))
+	}
+	// All kinds but semaphores.
+	if _, err := l.Acquire(t.Context(), name, distlock.Semaphore(1)); !errors.Is(err, errors.ErrUnsupported) {
+		t.Error(err)
+	}
+	reader := mustAcquire(t, other, name, distlock.Shared())
+	k := mustAcquire(t, l, name, distlock.Upgradeable())
+	if err := k.Upgrade(t.Context(), distlock.Timeout(50*time.Millisecond)); !errors.Is(err, distlock.ErrNotAcquired) {
+		t.Errorf("upgraded beside a reader: %v", err)
+	}
+	mustBeHeld(t, normal, name, distlock.Upgradeable())
+	mustRelease(t, reader)
+	if err := k.Upgrade(t.Context()); err != nil {
+		t.Error(err)
+	}
+	mustBeHeld(t, normal, name, distlock.Shared())
+	mustRelease(t, k)
+	mustRelease(t, mustAcquire(t, normal, name))
+
+	// What the caller holds by himself is neither granted again nor freed.
+	if _, err := c.ExecContext(t.Context(), "sp_getapplock", sql.Named("Resource", name), sql.Named("LockMode", "Exclusive"), sql.Named("LockOwner", "Session")); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := l.Acquire(ctx, name); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("what is held already: %v", err)
+	}
+	mustBeHeld(t, normal, name)
+	if _, err := c.ExecContext(t.Context(), "sp_releaseapplock", sql.Named("Resource", name), sql.Named("LockOwner", "Session")); err != nil {
+		t.Error(err)
+	}
+	mustRelease(t, mustAcquire(t, normal, name))
+
+	// Close releases what is left, on a connection that stays good.
+	mustAcquire(t, l, name)
+	mustAcquire(t, l, name+"-2", distlock.Shared())
+	l.Close()
+	mustRelease(t, mustAcquire(t, normal, name))
+	mustRelease(t, mustAcquire(t, normal, name+"-2"))
+	spid(t, c)
+}
+
+// The loss of the caller's connection shows with his next statement, and a closed
+// one can't be locked on.
+func TestOnConnLoss(t *testing.T) {
+	t.Parallel()
+	s := theServer(t)
+	db := s.pool(t, s.addr())
+	c := testConn(t, db)
+	l := distlock.New(OnConn(c), nil)
+	defer l.Close()
+	normal, _ := s.locker(t, s.addr(), nil)
+	k := mustAcquire(t, l, t.Name())
+	s.exec(t, fmt.Sprintf("KILL %d", spid(t, c)))
+	mustRelease(t, mustAcquire(t, normal, t.Name()))
+	if _, err := c.ExecContext(t.Context(), "SELECT 1"); err == nil {
+		t.Error("the connection lives on")
+	}
+	select {
+	case <-k.Done():
+	case <-time.After(10 * time.Second):
+		t.Error("no loss was announced")
+	}
+	if err := k.Release(); !errors.Is(err, distlock.ErrLost) {
+		t.Errorf("%v", err)
+	}
+
+	c2 := testConn(t, db)
+	l2 := distlock.New(OnConn(c2), nil)
+	defer l2.Close()
+	k = mustAcquire(t, l2, t.Name())
+	s.exec(t, fmt.Sprintf("KILL %d", spid(t, c2)))
+	if err := k.Release(); !errors.Is(err, distlock.ErrLost) {
+		t.Errorf("released on a dead connection: %v", err)
+	}
+	c3 := testConn(t, db)
+	c3.Close()
+	l3 := distlock.New(OnConn(c3), nil)
+	defer l3.Close()
+	if k, err := l3.TryAcquire(t.Context(), t.Name()); err == nil || errors.Is(err, distlock.ErrNotAcquired) {
+		t.Errorf("on a closed connection: %v, %v", k, err)
+	}
+}
+
+func TestInTx(t *testing.T) {
+	t.Parallel()
+	s := theServer(t)
+	db := s.pool(t, s.addr())
+	normal, _ := s.locker(t, s.addr(), nil)
+	// It ends with the transaction, however that ends.
+	for how, end := range map[string]func(*sql.Conn, *sql.Tx){
+		"commit":   func(_ *sql.Conn, tx *sql.Tx) { tx.Commit() },
+		"rollback": func(_ *sql.Conn, tx *sql.Tx) { tx.Rollback() },
+		"close":    func(c *sql.Conn, _ *sql.Tx) { c.Raw(func(dc any) error { return dc.(*mssql.Conn).Close() }) },
+		"kill":     func(_ *sql.Conn, tx *sql.Tx) { s.exec(t, fmt.Sprintf("KILL %d", spid(t, tx))) },
+	} {
+		c := testConn(t, db)
+		tx := begin(t, c)
+		if err := InTx(t.Context(), tx, t.Name()); err != nil {
+			t.Fatal(err)
+		}
+		mustBeHeld(t, normal, t.Name())
+		if err := InTx(t.Context(), tx, t.Name()+"-2", distlock.Shared()); err != nil {
+			t.Fatal(err)
+		}
+		mustBeHeld(t, normal, t.Name()+"-2")
+		mustRelease(t, mustAcquire(t, normal, t.Name()+"-2", distlock.Shared()))
+		// Granted again, which changes nothing.
+		if err := InTx(t.Context(), tx, t.Name(), distlock.Timeout(0)); err != nil {
+			t.Fatal(err)
+		}
+		end(c, tx)
+		for _, name := range []string{t.Name(), t.Name() + "-2"} {
+			k, err := normal.Acquire(t.Context(), name, distlock.Timeout(10*time.Second))
+			if err != nil {
+				t.Fatalf("%s: %v", how, err)
+			}
+			mustRelease(t, k)
+		}
+		c.Close()
+	}
+	tx := begin(t, db)
+	for _, opts := range [][]distlock.AcquireOption{{distlock.Semaphore(2)}, {distlock.Shared(), distlock.Upgradeable()}, {distlock.Timeout(-1)}} {
+		if err := InTx(t.Context(), tx, t.Name(), opts...); err == nil || errors.Is(err, distlock.ErrNotAcquired) {
+			t.Errorf("%v: %v", opts, err)
+		}
+	}
+	if err := InTx(t.Context(), tx, ""); !errors.Is(err, distlock.ErrBadArgument) {
+		t.Error(err)
+	}
+	if err := tx.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	if err := InTx(t.Context(), tx, t.Name()); !errors.Is(err, sql.ErrTxDone) {
+		t.Errorf("after the commit: %v", err)
+	}
+	// A connection that goes back to the pool takes no lock along.
+	mustRelease(t, mustAcquire(t, normal, t.Name()))
+	if n := s.locks(t, t.Name()); n != 0 {
+		t.Errorf("%d locks are left", n)
+	}
+}
+
+// Upgrades inside a transaction.
+func TestInTxUpgrade(t *testing.T) {
+	t.Parallel()
+	s := theServer(t)
+	db := s.pool(t, s.addr())
+	tx, reader := begin(t, db), begin(t, db)
+	if err := InTx(t.Context(), tx, t.Name(), distlock.Upgradeable()); err != nil {
+		t.Fatal(err)
+	}
+	if err := InTx(t.Context(), reader, t.Name(), distlock.Shared()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	upgraded := make(chan error)
+	go func() { upgraded <- InTx(ctx, tx, t.Name()) }()
+	eventually(t, 10*time.Second, "the upgrade waits", func() bool { return s.waiters(t, t.Name()) == 1 })
+	cancel()
+	if err := <-upgraded; !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	// It keeps what it had, and the transaction goes on.
+	var mode string
+	if err := tx.QueryRowContext(t.Context(), "SELECT APPLOCK_MODE('public', @p1, 'Transaction')", t.Name()).Scan(&mode); err != nil || mode != "Update" {
+		t.Fatal(mode, err)
+	}
+	go func() { upgraded <- InTx(t.Context(), tx, t.Name()) }()
+	eventually(t, 10*time.Second, "the upgrade waits", func() bool { return s.waiters(t, t.Name()) == 1 })
+	if err := reader.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-upgraded; err != nil {
+		t.Fatal(err)
+	}
+	if err := tx.Commit(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A wait ends in time, is canceled, and hits neither the transaction nor what it
+// has; what it was granted at the last moment is given back.
+func TestInTxWaits(t *testing.T) {
+	t.Parallel()
+	s := theServer(t)
+	db := s.pool(t, s.addr())
+	normal, _ := s.locker(t, s.addr(), nil)
+	held := mustAcquire(t, normal, t.Name())
+	tx := begin(t, db)
+	if err := InTx(t.Context(), tx, t.Name()+"-own"); err != nil {
+		t.Fatal(err)
+	}
+	if err := InTx(t.Context(), tx, t.Name(), distlock.Timeout(0)); !errors.Is(err, distlock.ErrNotAcquired) {
+		t.Error(err)
+	}
+	if err := InTx(t.Context(), tx, t.Name(), distlock.Timeout(30*time.Millisecond)); !errors.Is(err, distlock.ErrNotAcquired) {
+		t.Error(err)
+	}
+	for range 5 {
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
+		if err := InTx(ctx, tx, t.Name()); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, distlock.ErrNotAcquired) {
+			t.Error(err)
+		}
+		cancel()
+	}
+	mustBeHeld(t, normal, t.Name()+"-own")
+	// A cancel at the moment of the grant.
+	for range 20 {
+		ctx, cancel := context.WithCancel(t.Context())
+		waited := make(chan error)
+		go func() { waited <- InTx(ctx, tx, t.Name()) }()
+		eventually(t, 10*time.Second, "it waits", func() bool { return s.waiters(t, t.Name()) == 1 })
+		both := make(chan struct{})
+		go func() {
+			defer close(both)
+			cancel()
+		}()
+		mustRelease(t, held)
+		<-both
+		if err := <-waited; err == nil {
+			mustBeHeld(t, normal, t.Name())
+			if err := tx.Rollback(); err != nil {
+				t.Fatal(err)
+			}
+			tx = begin(t, db)
+			if err := InTx(t.Context(), tx, t.Name()+"-own"); err != nil {
+				t.Fatal(err)
+			}
+		} else if !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+		held = mustAcquire(t, normal, t.Name())
+	}
+	mustBeHeld(t, normal, t.Name()+"-own")
+	if err := tx.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	mustRelease(t, held)
+}
+
+// Two transactions in a circle: one is told, and goes on; the other gets the lock
+// when that has ended.
+func TestDeadlock(t *testing.T) {
+	t.Parallel()
+	s := theServer(t)
+	db := s.pool(t, s.addr())
+	for _, upgrade := range []bool{false, true} {
+		one, two := begin(t, db), begin(t, db)
+		first, second := t.Name()+"1", t.Name()+"2"
+		var opts []distlock.AcquireOption
+		if upgrade {
+			second, opts = first, []distlock.AcquireOption{distlock.Shared()}
+		}
+		for tx, name := range map[*sql.Tx]string{one: first, two: second} {
+			if err := InTx(t.Context(), tx, name, opts...); err != nil {
+				t.Fatal(err)
+			}
+		}
+		type result struct {
+			tx  *sql.Tx
+			err error
+		}
+		got := make(chan result, 2)
+		go func() { got <- result{one, InTx(t.Context(), one, second)} }()
+		go func() { got <- result{two, InTx(t.Context(), two, first)} }()
+		r := <-got
+		if !errors.Is(r.err, distlock.ErrDeadlock) || errors.Is(r.err, distlock.ErrNotAcquired) {
+			t.Errorf("%v", r.err)
+		}
+		if spid(t, r.tx) == 0 {
+			t.Error("the transaction is gone")
+		}
+		if err := r.tx.Rollback(); err != nil {
+			t.Error(err)
+		}
+		if r = <-got; r.err != nil {
+			t.Error(r.err)
+		}
+		if err := r.tx.Commit(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Statements are canceled only where they wait, and never on a session that
+// holds locks; each lock alone is one call of the procedure.
+func TestStatements(t *testing.T) {
+	t.Parallel()
+	s := theServer(t)
+	if s.tds == nil {
+		t.Skip("only the test server tells what it is asked")
+	}
+	s = ownServerWithLog(t)
+	l, _ := s.locker(t, s.addr(), nil)
+	mustRelease(t, mustAcquire(t, l, "warm-up"))
+	before := s.log.len()
+	k := mustAcquire(t, l, "a")
+	mustRelease(t, k)
+	if got := strings.Join(s.log.since(before), "\n"); got != "EXEC sp_getapplock\nEXEC sp_releaseapplock" {
+		t.Errorf("a lock was:\n%s", got)
+	}
+}
