@@ -196,6 +196,7 @@ func TestInTx(t *testing.T) {
 			}
 			mustRelease(t, k)
 		}
+		tx.Rollback() // of one that has ended: it frees the connection
 		c.Close()
 	}
 	tx := begin(t, db)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/url"
 	"os"
+	"path/filepath"
 	"runtime"
 	"runtime/pprof"
 	"slices"
@@ -220,7 +221,8 @@ func (s *testServer) url(addr, parameters string) string {
 // pool returns a *sql.DB of its own on the server.
 func (s *testServer) pool(t testing.TB, addr string) *sql.DB {
 	t.Helper()
-	db, err := sql.Open("sqlserver", s.url(addr, ""))
+	// As Open says it, and who looks for holders.
+	db, err := sql.Open("sqlserver", s.url(addr, "app+name="+url.QueryEscape(filepath.Base(os.Args[0]))))
 	if err != nil {
 		t.Fatal(err)
 	}
