@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -148,6 +149,7 @@ func statement(v dbsession.Verb) string {
 		return "EXEC @r%[1]d=sp_getapplock @p%[1]d,'Exclusive','Session',0;IF @r%[1]d>=0 EXEC sp_releaseapplock @p%[1]d,'Session';"
 	case doProbe:
 		return "SET @r%[1]d=-1;"
+	default:
 	}
 	panic(fmt.Sprintf("mssqllock: verb %d travels alone", v))
 }
@@ -164,8 +166,9 @@ func (d *dialect) Undo(s *dbsession.Step) *dbsession.Step {
 		return &dbsession.Step{Verb: doUnshare, Key: s.Key}
 	case doGetAny:
 		return &dbsession.Step{Verb: doReleaseAny, Checks: s.Checks}
+	default:
+		return nil
 	}
-	return nil
 }
 
 // Took implements [dbsession.Dialect].
@@ -175,16 +178,17 @@ func (d *dialect) Took(s *dbsession.Step) bool {
 		return s.Result == 1
 	case doGetAny:
 		return s.Result > 0
+	default:
+		return false
 	}
-	return false
 }
 
 // counted tells the verbs of which it can't be told afterwards whether they were
 // done: the session may hold the same key several times.
 func counted(v dbsession.Verb) bool { return v == doUnshare || v == doShare || v == doUpgrade }
 
-// halfDone is an answer of the server after which a session can't be used.
-type halfDone struct{ error }
+// halfDoneError is an answer of the server after which a session can't be used.
+type halfDoneError struct{ error }
 
 // Run implements [dbsession.Dialect].
 func (d *dialect) Run(ctx context.Context, c *dbsession.Conn, steps []*dbsession.Step) error {
@@ -210,7 +214,7 @@ func (d *dialect) Run(ctx context.Context, c *dbsession.Conn, steps []*dbsession
 	if err != nil {
 		for _, s := range steps {
 			if counted(s.Verb) {
-				return halfDone{err}
+				return halfDoneError{err}
 			}
 		}
 		return err
@@ -363,21 +367,16 @@ func (d *dialect) runSolo(ctx context.Context, c *dbsession.Conn, s *dbsession.S
 	return s.Set(row[0])
 }
 
+// waitModes are those in which can be waited.
+var waitModes = map[dbsession.Verb]string{doGet: "Exclusive", doUpdate: "Update", doShare: "Shared", doProbe: "IntentShared"}
+
 // Wait implements [dbsession.Dialect]. It is canceled with an attention, after
 // which the driver keeps the connection if the context was canceled, and not if
 // its deadline was exceeded: a session's has none.
 func (d *dialect) Wait(ctx context.Context, c *dbsession.Conn, s *dbsession.Step, wait time.Duration) error {
-	want := "Exclusive"
+	want := waitModes[s.Verb]
 	if s.Verb != doGet {
 		c.State = severalModes{}
-	}
-	switch s.Verb {
-	case doUpdate:
-		want = "Update"
-	case doShare:
-		want = "Shared"
-	case doProbe:
-		want = "IntentShared"
 	}
 	q := &query{"DECLARE @r int;EXEC @r=sp_getapplock @p1,'" + want + "','Session',@p2;SELECT @r", "@p1 nvarchar(255),@p2 int"}
 	row, err := execute(ctx, c, q, 2, func(i int) any { return []any{s.Key, int64(lockTimeout(wait))}[i] })
@@ -446,7 +445,7 @@ func literal(s string) string { return "N'" + strings.ReplaceAll(s, "'", "''") +
 
 // Answered implements [dbsession.Dialect].
 func (d *dialect) Answered(err error) bool {
-	var half halfDone
+	var half halfDoneError
 	var code codeError
 	var fatal mssql.ServerError
 	var e mssql.Error
@@ -491,10 +490,8 @@ func isError(err error, numbers ...int32) bool {
 		return false
 	}
 	for _, one := range append(e.All, e) {
-		for _, n := range numbers {
-			if one.Number == n {
-				return true
-			}
+		if slices.Contains(numbers, one.Number) {
+			return true
 		}
 	}
 	return false

@@ -108,6 +108,7 @@ func TestRestartUnderLoad(t *testing.T) {
 // goes on when it is healed. Others get the lock as soon as the server learns that
 // the connection has ended.
 func TestNetworkFaults(t *testing.T) {
+	t.Parallel()
 	const heartbeat = 500 * time.Millisecond
 	for name, fault := range map[string]struct {
 		do      func(p *faultyProxy)

@@ -106,7 +106,7 @@ func TestErrors(t *testing.T) {
 		{mssql.Error{Number: 596, Class: 21}, false},
 		{mssql.Error{Number: 5, Class: 16, All: []mssql.Error{{Class: 20}, {Class: 16}}}, false},
 		{mssql.ServerError{}, false},
-		{halfDone{mssql.Error{Number: 208, Class: 16}}, false},
+		{halfDoneError{mssql.Error{Number: 208, Class: 16}}, false},
 		{context.Canceled, false},
 	} {
 		if d.Answered(c.err) != c.answered {

@@ -122,13 +122,13 @@ func (h *hold) abandon(err error) error {
 }
 
 const (
-	pollMin = 2 * time.Millisecond
-	pollMax = 50 * time.Millisecond
+	pollFirst = 2 * time.Millisecond
+	pollLast  = 50 * time.Millisecond
 )
 
 // poll asks until the answer is yes. When the time is over the error is ErrHeld.
 func poll(ctx context.Context, left func() time.Duration, ask func() (bool, error)) error {
-	for pause := pollMin; ; pause = min(2*pause, pollMax) {
+	for pause := pollFirst; ; pause = min(2*pause, pollLast) {
 		yes, err := ask()
 		if err != nil || yes {
 			return err

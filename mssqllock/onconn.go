@@ -93,7 +93,7 @@ func (b *ConnBackend) Acquire(ctx context.Context, r driver.Request) (driver.Gra
 		// The statement goes on; what comes of it is given back.
 		go func() {
 			if <-answered == nil {
-				g.Release(context.Background())
+				_ = g.Release(context.Background()) // or it ends with the connection
 			}
 		}()
 		return driver.Grant{}, context.Cause(ctx)
@@ -122,7 +122,7 @@ func (b *ConnBackend) take(name, want string) error {
 			}
 			s.trans = 0 // it may well have one
 			if err := s.judge(); err != nil {
-				return refused{err}
+				return refusedError{err}
 			}
 			b.judged = true
 		}
@@ -146,10 +146,10 @@ func (b *ConnBackend) take(name, want string) error {
 	return nil
 }
 
-// refused is the judgement on a server, which is no fault of the connection.
-type refused struct{ error }
+// refusedError is the judgement on a server, which is no fault of the connection.
+type refusedError struct{ error }
 
-func (r refused) Unwrap() error { return r.error }
+func (r refusedError) Unwrap() error { return r.error }
 
 // do runs a step on the connection; b.mu is held.
 func (b *ConnBackend) do(verb dbsession.Verb, name string) (int64, error) {
@@ -226,7 +226,7 @@ func (s *connSession) use(f func(c *dbsession.Conn) error) error {
 		}
 		return f(c)
 	})
-	if err == nil || errors.As(err, &refused{}) || (&dialect{}).Answered(err) {
+	if err == nil || errors.As(err, &refusedError{}) || (&dialect{}).Answered(err) {
 		return err
 	}
 	s.once.Do(func() { close(s.lost) })

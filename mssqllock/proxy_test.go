@@ -1,6 +1,7 @@
 package mssqllock
 
 import (
+	"errors"
 	"io"
 	"net"
 	"sync"
@@ -16,7 +17,6 @@ type faultyProxy struct {
 	cond  *sync.Cond
 	mute  bool // answers are held back
 	deaf  bool // what is asked is held back
-	hang  bool // nothing is accepted any more, but refused neither
 	conns map[net.Conn]net.Conn
 }
 
@@ -116,7 +116,7 @@ func (p *faultyProxy) pump(to, from net.Conn, held *bool) {
 			}
 		}
 		if err != nil {
-			if err == io.EOF {
+			if errors.Is(err, io.EOF) {
 				to.(*net.TCPConn).CloseWrite()
 			} else {
 				to.Close()

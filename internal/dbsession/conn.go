@@ -159,7 +159,7 @@ func (c *Conn) one(rows sqldriver.Rows) ([]sqldriver.Value, error) {
 		for err == nil {
 			err = rows.Next(c.rest[:n])
 		}
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			err = nil
 		}
 	}
