@@ -374,18 +374,19 @@ func (l *Locker) ask(ctx context.Context, r *request, contended bool, waiting fu
 
 // askOnce puts one question and waits for the answer until limit has passed.
 func (l *Locker) askOnce(ctx context.Context, r *request, contended bool, limit time.Duration, q question, wait time.Duration, queue bool) (a answer, pending <-chan answer, err error) {
+	if wait == 0 && l.inTime(ctx, limit) {
+		a := put(ctx, q, wait, queue)
+		return a, nil, a.err
+	}
 	// The question has a context of its own, which ends when nobody waits for the
-	// answer any more: a grant must not depend on the caller's.
-	asking, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	// answer any more, unless that comes soon: a grant must not depend on the
+	// caller's.
+	asking, cancel := context.WithoutCancel(ctx), func(error) {}
+	if wait > 0 || l.bound == 0 {
+		asking, cancel = context.WithCancelCause(asking)
+	}
 	answers := make(chan answer, 1)
-	go func() {
-		a := answer{sent: now()}
-		a.grant, a.err = q(asking, wait, queue)
-		if !a.grant.Sent.IsZero() {
-			a.sent = now().at(a.grant.Sent)
-		}
-		answers <- a
-	}()
+	go func() { answers <- put(asking, q, wait, queue) }()
 	var over <-chan time.Time
 	if limit != driver.Forever {
 		timer := time.NewTimer(limit)
@@ -407,6 +408,22 @@ func (l *Locker) askOnce(ctx context.Context, r *request, contended bool, limit 
 	}
 	cancel(err)
 	return answer{}, answers, err
+}
+
+// put puts the question.
+func put(ctx context.Context, q question, wait time.Duration, queue bool) answer {
+	a := answer{sent: now()}
+	a.grant, a.err = q(ctx, wait, queue)
+	if !a.grant.Sent.IsZero() {
+		a.sent = now().at(a.grant.Sent)
+	}
+	return a
+}
+
+// inTime reports whether the backend answers by itself before the caller, who
+// can't be interrupted, has to be told something.
+func (l *Locker) inTime(ctx context.Context, limit time.Duration) bool {
+	return l.bound > 0 && ctx.Done() == nil && limit >= l.bound-leastAnswer
 }
 
 // giveBackFirst gives back a tenure that is of no use, so that the store can be

@@ -29,6 +29,7 @@ type Locker struct {
 	pollMin   time.Duration // 0: the backend waits by itself
 	pollMax   time.Duration
 	leases    bool
+	bound     time.Duration // of the backend's answers; 0: none
 	options   Options
 	watching  bool  // somebody is told of dropped locks
 	bad       error // what is wrong with the options
@@ -62,6 +63,7 @@ func New(b driver.Backend, o *Options) *Locker {
 		pollMin: info.PollMin,
 		pollMax: info.PollMax,
 		leases:  info.MaxTTL > 0,
+		bound:   info.AnswersWithin,
 		gate:    queue.NewGate(),
 		keepers: make(map[driver.Session]*keeper),
 
@@ -273,6 +275,7 @@ func (l *Locker) close() error {
 	}
 	all.Wait()
 	l.waitUntilIdle(ctx)
+	l.stopIdle(ctx)
 	close(l.finished)
 	if err := l.backend.Close(); err != nil {
 		errs = append(errs, &Error{Op: "close", Backend: l.name, Err: err})

@@ -92,21 +92,31 @@ func (l *Locker) passOn(t *tenure, h *holding) bool {
 // Options.ReleaseTimeout at the latest, and soon after ctx ends. What could not
 // be released is tried again in the background.
 func (l *Locker) giveBack(ctx context.Context, t *tenure, h *holding, after <-chan struct{}) error {
-	ctx, cancel := context.WithTimeout(ctx, l.options.ReleaseTimeout)
 	last := l.detach(t)
-	result := make(chan error, 1)
-	go func() {
-		if after != nil {
-			<-after
-		}
-		result <- t.hold.Release(ctx)
-	}()
 	var err error
 	var pending <-chan error
-	select {
-	case err = <-result:
-	case <-ctx.Done():
-		err, pending = errNoAnswer, result
+	inTime := after == nil && l.inTime(ctx, l.options.ReleaseTimeout)
+	if inTime {
+		err = t.hold.Release(ctx)
+	}
+	if inTime && last == nil && err == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, l.options.ReleaseTimeout)
+	defer cancel()
+	if !inTime {
+		result := make(chan error, 1)
+		go func() {
+			if after != nil {
+				<-after
+			}
+			result <- t.hold.Release(ctx)
+		}()
+		select {
+		case err = <-result:
+		case <-ctx.Done():
+			err, pending = errNoAnswer, result
+		}
 	}
 	if last != nil {
 		// No renewal may be on its way when Release returns.
@@ -116,7 +126,6 @@ func (l *Locker) giveBack(ctx context.Context, t *tenure, h *holding, after <-ch
 		case <-ctx.Done():
 		}
 	}
-	cancel()
 	if err == nil {
 		return nil
 	}

@@ -268,6 +268,13 @@ func (l *lease) count() int {
 	return len(l.renewals)
 }
 
+// last returns when the last renewal began.
+func (l *lease) last() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.renewals[len(l.renewals)-1]
+}
+
 // bubble runs f on a clock of its own. What it leaves running fails it.
 func bubble(t *testing.T, f func(t *testing.T)) {
 	t.Helper()

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -29,8 +31,11 @@ type keeper struct {
 	margin  time.Duration
 
 	// Guarded by Locker.keepersMu. A nil holding: the tenure is between two. When
-	// the last has gone, the keeper is of no use any more.
-	holders map[*tenure]*holding
+	// the last has gone, the keeper is of no use any more; that of a pooled session
+	// stays until it has something to do.
+	holders  map[*tenure]*holding
+	renewing bool
+	stopping bool
 
 	mu    sync.Mutex
 	valid reading // the session is known to have lived then
@@ -63,6 +68,11 @@ func (l *Locker) attach(t *tenure, s driver.Session, sent reading, h *holding) b
 	switch {
 	case k != nil && (k.lost() || len(k.holders) > 0 && k.expired()):
 		return false
+	case k != nil && len(k.holders) == 0 && !k.stopping:
+		k.confirm(sent)
+		if k.expired() {
+			return false
+		}
 	case k == nil || len(k.holders) == 0:
 		var before <-chan struct{}
 		if k != nil {
@@ -123,11 +133,55 @@ func (l *Locker) detach(t *tenure) *keeper {
 		return nil
 	}
 	delete(k.holders, t)
-	if len(k.holders) > 0 {
+	if len(k.holders) > 0 || k.lease.Pooled && !k.renewing {
 		return nil
 	}
+	k.stopping = true
 	k.stop()
 	return k
+}
+
+// stopIdle stops the keepers that are there for grants to come.
+func (l *Locker) stopIdle(ctx context.Context) {
+	l.keepersMu.Lock()
+	keepers := slices.Collect(maps.Values(l.keepers))
+	l.keepersMu.Unlock()
+	for _, k := range keepers {
+		if !k.idle() {
+			continue
+		}
+		select {
+		case <-k.stopped:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// idle reports whether nothing hangs on the session. The keeper stops then.
+func (k *keeper) idle() bool {
+	k.locker.keepersMu.Lock()
+	defer k.locker.keepersMu.Unlock()
+	if len(k.holders) > 0 {
+		return false
+	}
+	k.stopping = true
+	k.stop()
+	return true
+}
+
+// beginRenewal reports whether the session is to be renewed: no renewal may
+// begin after the last release.
+func (k *keeper) beginRenewal() bool {
+	k.locker.keepersMu.Lock()
+	defer k.locker.keepersMu.Unlock()
+	k.renewing = len(k.holders) > 0
+	return k.renewing
+}
+
+func (k *keeper) endRenewal() {
+	k.locker.keepersMu.Lock()
+	defer k.locker.keepersMu.Unlock()
+	k.renewing = false
 }
 
 // forget is called when the keeper has stopped. A lost one is remembered until
@@ -187,9 +241,12 @@ func (k *keeper) run(running, renewing context.Context, before <-chan struct{}) 
 		case <-before:
 			before, pause = nil, k.lease.Every
 		case <-k.session.Lost():
-			k.lose(fmt.Errorf("%w: the session ended", ErrLost))
+			if !k.idle() {
+				k.lose(fmt.Errorf("%w: the session ended", ErrLost))
+			}
 		case r := <-done:
 			done = nil
+			k.endRenewal()
 			switch err := r.err; {
 			case err == nil:
 				k.confirm(sent)
@@ -203,7 +260,11 @@ func (k *keeper) run(running, renewing context.Context, before <-chan struct{}) 
 			}
 		case <-timer.C:
 		}
-		if k.expired() {
+		expired, due := k.expired(), now().since(dueFrom) >= pause
+		if (expired || due) && k.idle() {
+			continue // it has been told to stop
+		}
+		if expired {
 			k.lose(fmt.Errorf("%w: the lease of %v could not be renewed in time", ErrLost, k.lease.TTL))
 		}
 		if k.lost() {
@@ -213,7 +274,7 @@ func (k *keeper) run(running, renewing context.Context, before <-chan struct{}) 
 			}
 			return
 		}
-		if running.Err() == nil && done == nil && now().since(dueFrom) >= pause {
+		if due && done == nil && k.beginRenewal() {
 			done, sent = make(chan renewal, 1), now()
 			go func() {
 				ctx, cancel := context.WithTimeout(renewing, k.attemptTimeout())

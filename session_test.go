@@ -665,3 +665,74 @@ func (s *safeBuffer) String() string {
 	defer s.mu.Unlock()
 	return s.b.String()
 }
+
+// pooledLease returns a session that carries one grant after another.
+func pooledLease(ttl time.Duration) *lease {
+	s := newLease(ttl)
+	s.lease.Pooled = true
+	return s
+}
+
+func TestP12_NoRenewalOfAPooledSessionWithoutLocks(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := pooledLease(ttl)
+		l := newLocker(t, leased(s), nil)
+		for range 3 {
+			lock := mustAcquire(t, l, "a")
+			time.Sleep(ttl/3 + time.Second)
+			mustRelease(t, lock)
+			n := s.count()
+			if n == 0 {
+				t.Error("it isn't renewed while it is held")
+			}
+			time.Sleep(10 * ttl)
+			if s.count() != n {
+				t.Errorf("%d renewals after Release", s.count()-n)
+			}
+		}
+	})
+}
+
+func TestP11_PooledSessionIsKeptForGrantAfterGrant(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := pooledLease(ttl)
+		l := newLocker(t, leased(s), nil)
+		for range 200 { // for longer than the lease
+			lock := mustAcquire(t, l, "a")
+			time.Sleep(time.Second / 4)
+			mustRelease(t, lock)
+		}
+		mustRelease(t, mustAcquire(t, l, "a"))
+		time.Sleep(ttl / 6) // nobody needs it
+		lock := mustAcquire(t, l, "a")
+		time.Sleep(3 * ttl)
+		if err := lock.Err(); err != nil {
+			t.Fatalf("lost: %v", err)
+		}
+		// The renewals fail: it is lost at the margin, counted from the last one.
+		s.renew = func(context.Context) error { return errors.New("no answer") }
+		before := s.last()
+		<-lock.Done()
+		if got, want := time.Since(before), ttl-ttl/10; got > want || got < want-time.Second {
+			t.Errorf("lost %v after the last renewal, want %v", got, want)
+		}
+		wantErr(t, lock.Release(), []error{distlock.ErrLost})
+	})
+}
+
+func TestP11_GrantOnAPooledSessionThatEndedIsLost(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := pooledLease(ttl)
+		st := leased(s)
+		l := newLocker(t, st, nil)
+		mustRelease(t, mustAcquire(t, l, "a"))
+		close(s.lost)
+		synctest.Wait()
+		next := pooledLease(ttl)
+		st.session = func() driver.Session { return next }
+		lock := mustAcquire(t, l, "a")
+		close(next.lost)
+		<-lock.Done()
+		wantErr(t, lock.Release(), []error{distlock.ErrLost})
+	})
+}

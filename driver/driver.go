@@ -139,6 +139,13 @@ type Info struct {
 	// pauses grow from PollMin to PollMax, jittered. Zero means 10 ms and 1 s.
 	// They are idle on a backend that waits by itself.
 	PollMin, PollMax time.Duration
+
+	// AnswersWithin, if not zero, bounds each trip to the store that Acquire (with
+	// Request.Wait zero), Pass and Release make, whatever the store does, and also
+	// if their context never ends. Package distlock then calls them in the caller's
+	// own goroutine where that can't make the caller late, and saves the change
+	// from one to another.
+	AnswersWithin time.Duration
 }
 
 // Backend is one store.
@@ -312,6 +319,11 @@ type Lease struct {
 
 	// Every is the pause between renewals. Zero means a third of TTL.
 	Every time.Duration
+
+	// Pooled says that the session goes on when nothing hangs on it any more, and
+	// will carry later grants: a connection, and not a lease taken for one grant.
+	// Package distlock is ready for those then, instead of beginning anew.
+	Pooled bool
 }
 
 // Undoer is implemented by backends in which a failed Acquire may have been
