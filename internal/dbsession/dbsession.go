@@ -1,0 +1,515 @@
+// Package dbsession keeps many locks on few database sessions. The relational
+// backends are made of it; what differs between their databases is a [Dialect].
+//
+// A [Pool] takes connections out of a *sql.DB and keeps them: session locks
+// live and die with a connection, so that none of them may go back to the
+// *sql.DB while it holds some, nor afterwards, since its settings were changed.
+//
+// What is asked of the database is a [Step]. A session that is free takes along
+// all that has queued up, in one round trip; a step that finds a session free is
+// sent at once.
+//
+// Only a wait in the database ([Pool.Wait]) takes a session of its own, and one
+// that holds nothing, so that cancelling the wait can't harm any lock. When it
+// is granted, the session joins the others.
+//
+// No statement on a session that holds locks is ever canceled. When the state of
+// a session is in doubt, the connection is closed, and everything on it is lost.
+package dbsession
+
+import (
+	"context"
+	"database/sql"
+	sqldriver "database/sql/driver"
+	"errors"
+	"fmt"
+	"math/bits"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/distlock-go/distlock/driver"
+)
+
+// A Dialect is what the pool has to know about a database. Its methods are
+// called by one goroutine at a time for one Conn.
+type Dialect interface {
+	// Setup makes a new session ready: it checks that the server can be trusted
+	// with locks, sets the timeouts that free the locks of a client that vanished,
+	// and marks the session with a lock on mark. If peer isn't nil, it proves that
+	// peer's mark is held, and by peer: else the two are not on one server.
+	Setup(ctx context.Context, c *Conn, mark string, peer *Identity) (id int64, err error)
+
+	// Run sends the steps in one round trip and sets their results. They have
+	// been sorted by Verb; a verb for which Solo holds comes alone.
+	Run(ctx context.Context, c *Conn, steps []*Step) error
+
+	// Solo tells the verbs that can't travel together with others.
+	Solo(Verb) bool
+
+	// Wait is Run for one step that waits in the database's queue for at most d.
+	// Its result is 0 if that was in vain. The error is ErrInterrupted if it was
+	// stopped and nothing was taken.
+	Wait(ctx context.Context, c *Conn, s *Step, d time.Duration) error
+
+	// Undo returns the step that gives back what s may have taken, or nil if s
+	// takes nothing; Took reports whether it has, by its result.
+	Undo(s *Step) *Step
+	Took(s *Step) bool
+
+	// Interrupt stops the Wait of another session, over c, and does nothing if
+	// that session has ended.
+	Interrupt(ctx context.Context, c *Conn, other Identity) error
+
+	// Kill ends another session, over c, if it hasn't ended.
+	Kill(ctx context.Context, c *Conn, other Identity) error
+
+	// Answered reports whether err is the server's answer to a statement, after
+	// which the connection can be used as before.
+	Answered(err error) bool
+}
+
+// ErrInterrupted is the error of a [Dialect.Wait] that was stopped.
+var ErrInterrupted = errors.New("the wait was interrupted")
+
+// Verb is what a step does; the dialect gives it its meaning.
+type Verb uint8
+
+// These verbs exist in every dialect.
+const (
+	// Ping does nothing.
+	Ping Verb = iota
+	// Owner results in the identity of the session that holds Key, or NULL.
+	Owner
+	// FirstVerb is the first that the dialect may use.
+	FirstVerb
+
+	// Exclusively is the pool's own: it runs a function on the connection.
+	Exclusively Verb = 255
+)
+
+// maxVerb is the largest verb of a dialect that isn't solo.
+const maxVerb = 15
+
+// Step is one thing to be done on a session.
+type Step struct {
+	Verb   Verb
+	Key    string
+	Checks []string // more keys, whose number belongs to the verb
+	Arg    string
+
+	Result int64
+	Null   bool // the result is NULL
+
+	// Cleanup, if not nil, is called once if Do fails, when it is sure that the
+	// step has left nothing behind.
+	Cleanup func()
+
+	call  func(c *Conn) error
+	on    *Session      // where it must run; nil: anywhere
+	ready chan struct{} // closed when it is finished
+
+	// Guarded by Pool.mu.
+	state stepState
+	left  bool     // nobody waits for it any more
+	undo  bool     // it gives back what another has taken
+	ran   *Session // where it ran, or runs
+	err   error
+}
+
+type stepState uint8
+
+const (
+	stepNew stepState = iota
+	stepQueued
+	stepRunning
+	stepFinished
+)
+
+// Identity says which session of the server one is.
+type Identity struct {
+	ID   int64
+	Mark string
+}
+
+// Options tune a [Pool].
+type Options struct {
+	// MaxSessions is how many connections may be in use at once.
+	MaxSessions int
+
+	// MaxWaiting is how many of them may wait for a lock; what waits beyond that
+	// asks again and again, all together.
+	MaxWaiting int
+
+	// Heartbeat is the pause between two proofs that a session lives, and how
+	// long a statement may take that doesn't wait.
+	Heartbeat time.Duration
+
+	// IdleTimeout is how long a session without locks is kept.
+	IdleTimeout time.Duration
+
+	// Connect opens a connection, and returns a function that cuts it off under
+	// a statement that hangs, if there is one. Nil takes connections from DB.
+	Connect func(ctx context.Context) (*sql.Conn, func(), error)
+}
+
+// Pool holds the sessions of one backend. Its methods are safe for concurrent
+// use.
+type Pool struct {
+	db      *sql.DB
+	dialect Dialect
+	opt     Options
+
+	life context.Context // ends with Close
+	end  context.CancelFunc
+
+	mu       sync.Mutex
+	sessions []*Session // all but the dead, oldest first
+	opening  int
+	waiting  int     // sessions that wait, or are opened to
+	queue    []*Step // for any session
+	tending  bool
+	closed   bool
+	polled   []*polledWait
+	tick     chan struct{} // closed when those who poll shall; nil: nobody polls
+	waits    int64         // of db.Stats, at the last look
+	claims   map[string]*Claim
+	tasks    sync.WaitGroup
+}
+
+var errClosed = errors.New("the backend is closed")
+
+// New returns a pool on db. It does no I/O.
+func New(db *sql.DB, d Dialect, o Options) *Pool {
+	p := &Pool{db: db, dialect: d, opt: o, claims: make(map[string]*Claim)}
+	p.life, p.end = context.WithCancel(context.Background())
+	return p
+}
+
+// maxSessions is how many sessions there may be. Of a pool with a limit half is
+// left to the application, of a pool of one nothing.
+func (p *Pool) maxSessions() int {
+	n := p.opt.MaxSessions
+	if limit := p.db.Stats().MaxOpenConnections; limit > 0 {
+		n = min(n, max(1, limit/2))
+	}
+	return n
+}
+
+// Close ends all sessions, and with them what they hold. It waits for a moment
+// until the connections are closed.
+func (p *Pool) Close() {
+	p.mu.Lock()
+	p.closed = true
+	for _, s := range slices.Clone(p.sessions) {
+		p.drop(s, errClosed)
+	}
+	p.failQueue(errClosed)
+	p.mu.Unlock()
+	p.end()
+	closed := make(chan struct{})
+	go func() {
+		p.tasks.Wait()
+		close(closed)
+	}()
+	timer := time.NewTimer(closeTimeout)
+	defer timer.Stop()
+	select {
+	case <-closed:
+	case <-timer.C:
+	}
+}
+
+// closeTimeout bounds Close: a connection may hang.
+const closeTimeout = 2 * time.Second
+
+// Do runs the step on any session and returns which. If ctx ends before it is
+// answered, the error is ctx's, and what the step takes is given back when the
+// answer comes.
+func (p *Pool) Do(ctx context.Context, st *Step) (*Session, error) {
+	return p.run(ctx, nil, st)
+}
+
+// DoOn runs the step on s.
+func (p *Pool) DoOn(ctx context.Context, s *Session, st *Step) error {
+	_, err := p.run(ctx, s, st)
+	return err
+}
+
+func (p *Pool) run(ctx context.Context, s *Session, st *Step) (*Session, error) {
+	err := context.Cause(ctx)
+	end := time.Now().Add(p.opt.Heartbeat)
+	for again := s == nil; err == nil; again = false {
+		p.Send(ctx, s, st)
+		err = p.await(ctx, st, end)
+		if err == nil {
+			return st.ran, nil
+		}
+		if !again || !errors.Is(err, driver.ErrLost) {
+			break
+		}
+		// The session may have been dead for long. What the step took ended with it.
+		err = nil
+	}
+	p.mu.Lock()
+	running := st.state == stepRunning
+	switch st.state {
+	case stepQueued:
+		p.unqueue(st)
+	case stepRunning:
+		st.left = true
+	case stepFinished:
+		err = st.err // the answer came at the same moment
+	}
+	ran := st.ran
+	p.mu.Unlock()
+	if err != nil && !running && st.Cleanup != nil {
+		st.Cleanup()
+	}
+	return ran, err
+}
+
+// Send queues the step for s, or for any session if s is nil. If ctx never ends,
+// Send may return only when the step is finished.
+func (p *Pool) Send(ctx context.Context, s *Session, st *Step) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if s := p.enqueue(s, st); s != nil {
+		if ctx.Done() == nil && s.conn.hasCut {
+			p.lead(s, st)
+		} else {
+			p.rouse(s)
+		}
+	}
+}
+
+// start is Send, but returns at once.
+func (p *Pool) start(s *Session, st *Step) {
+	if s := p.enqueue(s, st); s != nil {
+		p.rouse(s)
+	}
+}
+
+// enqueue returns the idle session that is to look at its queue, if there is one.
+func (p *Pool) enqueue(s *Session, st *Step) *Session {
+	st.on, st.ready, st.state = s, make(chan struct{}), stepQueued
+	switch {
+	case p.closed && s == nil:
+		p.finish(st, errClosed)
+	case s == nil:
+		p.queue = append(p.queue, st)
+		if s := p.pick(); s != nil {
+			return s
+		}
+		p.grow()
+	case s.dead:
+		p.finish(st, s.lostErr())
+	default:
+		s.queue = append(s.queue, st)
+		if !s.busy {
+			return s
+		}
+	}
+	return nil
+}
+
+// Await waits until the step is finished, or ctx ends; if that never ends, for
+// as long as a statement may take.
+func (p *Pool) Await(ctx context.Context, st *Step) error {
+	return p.await(ctx, st, time.Now().Add(p.opt.Heartbeat))
+}
+
+func (p *Pool) await(ctx context.Context, st *Step, end time.Time) error {
+	select {
+	case <-st.ready:
+		return st.err
+	default:
+	}
+	var over <-chan time.Time
+	if ctx.Done() == nil {
+		timer := time.NewTimer(time.Until(end))
+		defer timer.Stop()
+		over = timer.C
+	}
+	err := errSilent
+	select {
+	case <-st.ready:
+		return st.err
+	case <-over:
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	select {
+	case <-st.ready:
+		return st.err
+	default:
+		return err
+	}
+}
+
+var errSilent = errors.New("the server did not answer in time: is it reachable, and not overloaded?")
+
+// finish ends the step. Pool.mu is held.
+func (p *Pool) finish(st *Step, err error) {
+	st.state, st.err = stepFinished, err
+	close(st.ready)
+	took := err == nil && st.call == nil && p.dialect.Took(st)
+	switch {
+	case took && !st.left:
+		st.ran.holds++
+	case took:
+		// The session is the one that calls, and looks at its queue next.
+		undo := p.dialect.Undo(st)
+		undo.on, undo.ready, undo.state, undo.left = st.ran, make(chan struct{}), stepQueued, true
+		undo.undo, undo.Cleanup = true, st.Cleanup
+		st.ran.queue = append(st.ran.queue, undo)
+		return
+	case st.undo && err != nil && !st.on.dead:
+		p.doom(st.on, err)
+	}
+	if st.left && st.Cleanup != nil {
+		p.tasks.Go(st.Cleanup)
+	}
+}
+
+// unqueue takes the step out of the queue that it is in.
+func (p *Pool) unqueue(st *Step) {
+	q := &p.queue
+	if st.on != nil {
+		q = &st.on.queue
+	}
+	if i := slices.Index(*q, st); i >= 0 {
+		*q = slices.Delete(*q, i, i+1)
+	}
+	st.state = stepNew
+}
+
+// maxBatch bounds how many steps travel together.
+const maxBatch = 64
+
+// fitting returns the largest number of steps of one verb, at most n, that may
+// travel together: few sizes make few statements to prepare.
+func fitting(n int) int { return 1 << (bits.Len(uint(n)) - 1) }
+
+// gather returns what s is to do next: what waits for it, and what waits for any
+// session. Pool.mu is held.
+func (p *Pool) gather(s *Session) []*Step {
+	batch := p.take(s.batch[:0], &s.queue)
+	if s.state == sessionShared && !s.crowded() {
+		batch = p.take(batch, &p.queue)
+	}
+	if len(batch) > 1 {
+		batch = p.arrange(s, batch)
+	}
+	for _, st := range batch {
+		st.state, st.ran = stepRunning, s
+	}
+	return batch
+}
+
+// solo reports whether the step can't travel with others.
+func (p *Pool) solo(st *Step) bool {
+	return st.Verb > maxVerb || p.dialect.Solo(st.Verb)
+}
+
+// take moves steps from the queue to the batch. One that travels alone is taken
+// only if it is the first.
+func (p *Pool) take(batch []*Step, q *[]*Step) []*Step {
+	if len(batch) > 0 && p.solo(batch[0]) {
+		return batch
+	}
+	left := (*q)[:0]
+	for _, st := range *q {
+		full := len(batch) == maxBatch || len(batch) == 1 && p.solo(batch[0])
+		if !full && (len(batch) == 0 || !p.solo(st)) {
+			batch = append(batch, st)
+		} else {
+			left = append(left, st)
+		}
+	}
+	clear((*q)[len(left):])
+	*q = left
+	return batch
+}
+
+// arrange sorts the batch by verb, and puts back at the head of the queues what
+// makes the number of one verb an odd one.
+func (p *Pool) arrange(s *Session, batch []*Step) []*Step {
+	var number, room [maxVerb + 1]int
+	for _, st := range batch {
+		number[st.Verb]++
+	}
+	for v, n := range number {
+		if n > 0 {
+			room[v] = fitting(n)
+		}
+	}
+	var back, backAny []*Step
+	out := batch[:0]
+	for _, st := range batch {
+		switch {
+		case room[st.Verb] > 0:
+			room[st.Verb]--
+			out = append(out, st)
+		case st.on != nil:
+			back = append(back, st)
+		default:
+			backAny = append(backAny, st)
+		}
+	}
+	if len(back) > 0 {
+		s.queue = append(back, s.queue...)
+	}
+	if len(backAny) > 0 {
+		p.queue = append(backAny, p.queue...)
+	}
+	slices.SortStableFunc(out, func(a, b *Step) int { return int(a.Verb) - int(b.Verb) })
+	return out
+}
+
+// failQueue ends all steps that wait for a session.
+func (p *Pool) failQueue(err error) {
+	queue := p.queue
+	p.queue = nil
+	for _, st := range queue {
+		p.finish(st, err)
+	}
+}
+
+// wrap tells what may be the matter with a pool that gives no connection.
+func (p *Pool) wrap(err error) error {
+	st := p.db.Stats()
+	if errors.Is(err, context.DeadlineExceeded) && st.MaxOpenConnections > 0 && st.InUse >= st.MaxOpenConnections {
+		return fmt.Errorf("no connection became free: all %d that DB.SetMaxOpenConns allows are in use: %w", st.MaxOpenConnections, err)
+	}
+	return err
+}
+
+var _ driver.Session = (*Session)(nil)
+
+// Set sets the result to what the database sent.
+func (st *Step) Set(v sqldriver.Value) error {
+	st.Null, st.Result = false, 0
+	switch v := v.(type) {
+	case nil:
+		st.Null = true
+	case int64:
+		st.Result = v
+	case uint64:
+		st.Result = int64(v)
+	case bool:
+		if v {
+			st.Result = 1
+		}
+	case string:
+		n, err := strconv.ParseInt(v, 10, 64)
+		if err != nil {
+			return fmt.Errorf("not the number that was expected: %w", err)
+		}
+		st.Result = n
+	default:
+		return fmt.Errorf("a %T where a number was expected", v)
+	}
+	return nil
+}

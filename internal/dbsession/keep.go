@@ -1,0 +1,124 @@
+package dbsession
+
+import (
+	"context"
+	sqldriver "database/sql/driver"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// tendEvery is the pause between two looks at the sessions.
+const tendEvery = 50 * time.Millisecond
+
+// tend starts to look after the sessions, until there are none. Pool.mu is held.
+func (p *Pool) tend() {
+	if p.tending {
+		return
+	}
+	p.tending = true
+	p.tasks.Go(func() {
+		ticker := time.NewTicker(tendEvery)
+		defer ticker.Stop()
+		checked := time.Now()
+		for {
+			select {
+			case <-ticker.C:
+			case <-p.life.Done():
+				return
+			}
+			p.mu.Lock()
+			p.endHanging()
+			p.endIdle()
+			check := p.waiting > 0 && time.Since(checked) >= p.opt.Heartbeat
+			more := len(p.sessions) > 0
+			p.tending = more
+			p.mu.Unlock()
+			if !more {
+				return
+			}
+			if check {
+				checked = time.Now()
+				p.checkWaiting()
+			}
+		}
+	})
+}
+
+// endHanging ends the sessions whose statement gets no answer. Those that wait
+// for a lock aren't meant. Pool.mu is held.
+func (p *Pool) endHanging() {
+	for _, s := range slices.Clone(p.sessions) {
+		if s.running && s.state == sessionShared && time.Since(s.began) > p.opt.Heartbeat-tendEvery {
+			p.doom(s, fmt.Errorf("no answer from the server for %v", p.opt.Heartbeat))
+		}
+	}
+}
+
+// endIdle ends the sessions that nobody has used for a while, and at once if
+// others wait for a connection of the *sql.DB. Pool.mu is held.
+func (p *Pool) endIdle() {
+	// Nobody renews a session without locks, and the server will end it.
+	after := min(p.opt.IdleTimeout, 2*p.opt.Heartbeat)
+	if st := p.db.Stats(); st.MaxOpenConnections > 0 {
+		if st.WaitCount > p.waits && st.InUse >= st.MaxOpenConnections {
+			after = 0
+		}
+		p.waits = st.WaitCount
+	}
+	for _, s := range slices.Clone(p.sessions) {
+		if !s.busy && s.holds == 0 && len(s.queue) == 0 && time.Since(s.idleSince) >= after {
+			p.drop(s, errIdle)
+		}
+	}
+}
+
+var errIdle = errors.New("it was idle")
+
+// checkWaiting ends the waiting sessions that the server doesn't know any more:
+// a wait can take days, and nothing is sent on the connection meanwhile.
+func (p *Pool) checkWaiting() {
+	p.mu.Lock()
+	var waiting []*Session
+	for _, s := range p.sessions {
+		if s.state == sessionWaiting && s.running {
+			waiting = append(waiting, s)
+		}
+	}
+	p.mu.Unlock()
+	ctx, cancel := context.WithTimeout(p.life, p.opt.Heartbeat)
+	defer cancel()
+	for _, s := range waiting {
+		st := &Step{Verb: Owner, Key: s.self.Mark}
+		other, err := p.Do(ctx, st)
+		if err != nil || other == s {
+			return
+		}
+		if st.Null || st.Result != s.self.ID {
+			p.mu.Lock()
+			p.drop(s, errors.New("the server has ended it"))
+			p.mu.Unlock()
+		}
+	}
+}
+
+// exclusively runs f on the connection of s when nobody else uses it.
+func (p *Pool) exclusively(ctx context.Context, s *Session, f func(c *Conn) error) error {
+	st := &Step{Verb: Exclusively, call: f}
+	return p.DoOn(ctx, s, st)
+}
+
+// Exec runs a statement on s that answers nothing.
+func (p *Pool) Exec(ctx context.Context, s *Session, query string) error {
+	return p.exclusively(ctx, s, func(c *Conn) error {
+		_, err := c.Exec(query, nil)
+		return err
+	})
+}
+
+// Query runs a query on any session and calls f for each row.
+func (p *Pool) Query(ctx context.Context, query string, f func(row []sqldriver.Value)) error {
+	_, err := p.Do(ctx, &Step{Verb: Exclusively, call: func(c *Conn) error { return c.Each(query, f) }})
+	return err
+}

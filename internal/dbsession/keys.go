@@ -1,0 +1,145 @@
+package dbsession
+
+import (
+	"context"
+	"slices"
+	"time"
+)
+
+// A Claim is a key that is held, or asked for, within this process. The
+// database would grant it once more to the session that has it already.
+type Claim struct {
+	pool *Pool
+	key  string
+	line []*inLine // who wants it next
+
+	on    *Session // that holds it in the database
+	freed bool
+}
+
+type inLine struct {
+	turn  chan struct{}
+	claim *Claim
+}
+
+// Claim takes the key within this process, and waits for at most wait if it is
+// taken. It returns nil when the time is over.
+func (p *Pool) Claim(ctx context.Context, key string, wait time.Duration) (*Claim, error) {
+	p.mu.Lock()
+	c := p.claims[key]
+	if c == nil {
+		c = &Claim{pool: p, key: key}
+		p.claims[key] = c
+		p.mu.Unlock()
+		return c, nil
+	}
+	p.doubt(c)
+	if wait <= 0 {
+		p.mu.Unlock()
+		return nil, nil
+	}
+	w := &inLine{turn: make(chan struct{})}
+	c.line = append(c.line, w)
+	p.mu.Unlock()
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	again := time.NewTicker(fresh)
+	defer again.Stop()
+	var err error
+	for {
+		select {
+		case <-w.turn:
+			return w.claim, nil
+		case <-again.C:
+			p.mu.Lock()
+			if c := p.claims[key]; c != nil {
+				p.doubt(c)
+			}
+			p.mu.Unlock()
+			continue
+		case <-timer.C:
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		case <-p.life.Done():
+			err = errClosed
+		}
+		break
+	}
+	p.mu.Lock()
+	if w.claim != nil {
+		p.mu.Unlock()
+		w.claim.Free() // it came at the same moment
+		return nil, err
+	}
+	c = p.claims[key]
+	if i := slices.Index(c.line, w); i >= 0 {
+		c.line = slices.Delete(c.line, i, i+1)
+	}
+	p.mu.Unlock()
+	return nil, err
+}
+
+// doubt finds out whether what is claimed is still held: whoever died isn't to
+// keep it from the others of this process. Pool.mu is held.
+func (p *Pool) doubt(c *Claim) {
+	if s := c.on; s != nil && !s.busy && time.Since(s.proven) > fresh {
+		p.start(s, &Step{Verb: Ping})
+	}
+}
+
+// Bind says that a step of the claim's has taken the key on s. The claim ends
+// with s. It reports false if s has ended.
+func (c *Claim) Bind(s *Session) bool {
+	p := c.pool
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if s.dead {
+		c.free()
+		return false
+	}
+	c.on = s
+	if s.holds%crowd == 0 {
+		p.grow()
+	}
+	return true
+}
+
+// Free ends the claim, if it hasn't ended with its session.
+func (c *Claim) Free() {
+	c.pool.mu.Lock()
+	defer c.pool.mu.Unlock()
+	c.free()
+}
+
+func (c *Claim) free() {
+	if c.freed {
+		return
+	}
+	c.freed = true
+	p := c.pool
+	if c.on != nil {
+		c.on.holds--
+		c.on.touch()
+	}
+	if len(c.line) == 0 {
+		delete(p.claims, c.key)
+		return
+	}
+	next := c.line[0]
+	next.claim = &Claim{pool: p, key: c.key, line: c.line[1:]}
+	p.claims[c.key] = next.claim
+	close(next.turn)
+}
+
+// freeAll ends the claims that s took with it.
+func (p *Pool) freeAll(s *Session) {
+	var claims []*Claim
+	for _, c := range p.claims {
+		if c.on == s {
+			claims = append(claims, c)
+		}
+	}
+	for _, c := range claims {
+		c.free()
+	}
+}

@@ -1,0 +1,431 @@
+package dbsession
+
+import (
+	"context"
+	"crypto/rand"
+	"database/sql"
+	sqldriver "database/sql/driver"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/distlock-go/distlock/driver"
+)
+
+// Session is one connection, out of its *sql.DB for good.
+type Session struct {
+	pool *Pool
+	conn *Conn
+	self Identity
+	cut  func() // ends a statement that hangs
+
+	lost chan struct{} // closed when it is dead
+	wake chan struct{} // gets a value when there is something to do
+	line sync.Mutex    // held while the connection is used
+
+	// Guarded by Pool.mu.
+	state     sessionState
+	busy      bool // awake, or about to be
+	running   bool // a statement is under way
+	dead      bool
+	deadErr   error
+	queue     []*Step // that must run here
+	batch     []*Step // that runs
+	began     time.Time
+	proven    time.Time // when it last answered
+	idleSince time.Time
+	holds     int // claims bound to it
+}
+
+type sessionState uint8
+
+const (
+	sessionShared sessionState = iota
+	sessionWaiting
+)
+
+const (
+	// growAt steps in the queue make the pool open a session more, up to atOnce
+	// of them that take new locks: more would only make smaller batches.
+	growAt = 4
+	atOnce = 2
+
+	// crowd is how many more locks than the others a session may hold before new
+	// ones go to the others: a statement costs the server the more, the more
+	// locks its session holds.
+	crowd = 128
+
+	// fresh is how long a session that has answered is trusted to answer again,
+	// so that a statement may do without the means to end it.
+	fresh = 500 * time.Millisecond
+
+	// connectTimeout bounds the opening of a session that many wait for.
+	connectTimeout = 10 * time.Second
+)
+
+// pick returns a session that is free for new locks, or nil. Pool.mu is held.
+func (p *Pool) pick() *Session {
+	for _, s := range p.sessions {
+		if !s.busy && s.state == sessionShared && !s.crowded() {
+			return s
+		}
+	}
+	return nil
+}
+
+// rouse makes an idle session look what there is to do. Pool.mu is held.
+func (p *Pool) rouse(s *Session) {
+	s.busy = true
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// crowded reports whether the session leaves new locks to others. Pool.mu is
+// held.
+func (s *Session) crowded() bool {
+	if s.state != sessionShared {
+		return true
+	}
+	if s.holds < crowd {
+		return false
+	}
+	for _, other := range s.pool.sessions {
+		if other.state == sessionShared && other.holds+crowd <= s.holds {
+			return true
+		}
+	}
+	return false
+}
+
+// touch starts the time anew after which s is idle. Pool.mu is held.
+func (s *Session) touch() { s.idleSince = time.Now() }
+
+// grow opens a session if one more is of use. Pool.mu is held.
+func (p *Pool) grow() {
+	if p.opening > 0 || p.closed {
+		return
+	}
+	total, shared, full := 0, 0, 0
+	for _, s := range p.sessions {
+		total++
+		if s.state == sessionShared {
+			shared++
+			if s.holds >= crowd*shared {
+				full++
+			}
+		}
+	}
+	wanted := shared == 0 && len(p.queue) > 0 || shared > 0 && shared < atOnce && len(p.queue) >= growAt || shared > 0 && full == shared
+	if !wanted || total >= p.maxSessions() {
+		return
+	}
+	p.opening++
+	p.tasks.Go(func() {
+		ctx, cancel := context.WithTimeout(p.life, connectTimeout)
+		defer cancel()
+		_, err := p.open(ctx, sessionShared)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.opening--
+		if err != nil && !p.anyShared() {
+			p.failQueue(err)
+		}
+	})
+}
+
+func (p *Pool) anyShared() bool {
+	for _, s := range p.sessions {
+		if s.state == sessionShared {
+			return true
+		}
+	}
+	return false
+}
+
+// open makes a session.
+func (p *Pool) open(ctx context.Context, state sessionState) (*Session, error) {
+	connect := p.opt.Connect
+	if connect == nil {
+		connect = func(ctx context.Context) (*sql.Conn, func(), error) {
+			c, err := p.db.Conn(ctx)
+			return c, nil, err
+		}
+	}
+	c, cut, err := connect(ctx)
+	if err != nil {
+		return nil, p.wrap(err)
+	}
+	life, cancel := context.WithCancel(context.Background())
+	s := &Session{
+		pool: p, lost: make(chan struct{}), wake: make(chan struct{}, 1),
+		state: state, busy: true, proven: time.Now(),
+		self: Identity{Mark: "distlock/session/" + rand.Text()},
+	}
+	s.cut = cancel
+	if cut != nil {
+		s.cut = func() { cut(); cancel() }
+	}
+	ready := make(chan error, 1)
+	p.tasks.Go(func() {
+		defer c.Close()
+		defer cancel()
+		err := c.Raw(func(dc any) error {
+			conn, ok := dc.(sqldriver.Conn)
+			if !ok {
+				return errors.New("the connection is no database/sql/driver.Conn")
+			}
+			s.conn = &Conn{conn: conn, life: life, hasCut: cut != nil, careful: true}
+			err := s.setUp(ctx)
+			ready <- err
+			if err == nil {
+				s.serve()
+			}
+			return sqldriver.ErrBadConn
+		})
+		select {
+		case ready <- err:
+		default:
+		}
+	})
+	if err := <-ready; err != nil {
+		return nil, p.wrap(err)
+	}
+	return s, nil
+}
+
+// setUp makes the session one of the pool's.
+func (s *Session) setUp(ctx context.Context) error {
+	p := s.pool
+	p.mu.Lock()
+	var peer *Identity
+	for _, other := range p.sessions {
+		if time.Since(other.proven) < p.opt.Heartbeat && other.state == sessionShared {
+			peer = &Identity{}
+			*peer = other.self
+			break
+		}
+	}
+	p.mu.Unlock()
+	stop := context.AfterFunc(ctx, s.cut)
+	var err error
+	s.self.ID, err = p.dialect.Setup(s.conn.life, s.conn, s.self.Mark, peer)
+	if !stop() {
+		return context.Cause(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return errClosed
+	}
+	s.proven = time.Now()
+	p.sessions = append(p.sessions, s)
+	p.tend()
+	return nil
+}
+
+// serve does what is asked of the session, until it is dead.
+func (s *Session) serve() {
+	p := s.pool
+	p.mu.Lock()
+	for !s.dead {
+		if s.turn() {
+			continue
+		}
+		p.mu.Unlock()
+		select {
+		case <-s.wake:
+		case <-s.lost:
+		}
+		p.mu.Lock()
+	}
+	p.mu.Unlock()
+	s.line.Lock() // somebody may still be in a turn
+	defer s.line.Unlock()
+}
+
+// turn does one round trip's worth of what is asked, by whoever made the session
+// busy, and reports whether there was anything. If not, it is busy no more.
+// Pool.mu is held, but for the time of the trip.
+func (s *Session) turn() bool {
+	p := s.pool
+	batch := p.gather(s)
+	if len(batch) == 0 {
+		s.busy, s.idleSince = false, time.Now()
+		return false
+	}
+	s.batch, s.running, s.began = batch, true, time.Now()
+	if len(p.queue) >= growAt {
+		p.grow()
+	}
+	s.line.Lock()
+	p.mu.Unlock()
+	s.conn.careful = len(batch) > 4 || time.Since(s.proven) > fresh
+	err := s.send(batch)
+	s.line.Unlock()
+	p.mu.Lock()
+	s.running = false
+	if s.dead {
+		return false // and those who asked know it
+	}
+	s.proven = time.Now()
+	s.batch = nil
+	if err != nil && !p.dialect.Answered(err) {
+		s.batch = batch
+		p.drop(s, err)
+		return false
+	}
+	for _, st := range batch {
+		p.finish(st, err)
+	}
+	more := len(batch) > 1
+	clear(batch)
+	s.batch = batch[:0]
+	if more {
+		// Those who were answered may have more to ask; what they ask right away
+		// shall travel together.
+		p.mu.Unlock()
+		runtime.Gosched()
+		p.mu.Lock()
+	}
+	return true
+}
+
+// lead makes the caller do what is asked of an idle session, until its own step
+// is finished: to wake up another goroutine for it, and to be woken up by that,
+// would take longer than the trip. What is left then is the session's.
+func (p *Pool) lead(s *Session, st *Step) {
+	s.busy = true
+	for !s.dead && st.state != stepFinished && s.turn() {
+	}
+	if s.dead || !s.busy {
+		return
+	}
+	if len(s.queue)+len(p.queue) > 0 {
+		p.rouse(s)
+		return
+	}
+	s.busy, s.idleSince = false, time.Now()
+}
+
+// drop ends the session. Pool.mu is held.
+func (p *Pool) drop(s *Session, err error) {
+	if s.dead {
+		return
+	}
+	s.dead, s.deadErr = true, err
+	for i, other := range p.sessions {
+		if other == s {
+			p.sessions = append(p.sessions[:i], p.sessions[i+1:]...)
+			break
+		}
+	}
+	close(s.lost)
+	lost := s.lostErr()
+	// The statement under way may return later, or never.
+	steps := slices.Concat(s.batch, s.queue)
+	s.batch, s.queue = nil, nil
+	for _, st := range steps {
+		if st.state != stepFinished {
+			p.finish(st, lost)
+		}
+	}
+	if s.holds > 0 {
+		p.freeAll(s)
+	}
+	s.cut()
+	if len(p.queue) > 0 && !p.closed {
+		p.grow()
+	}
+}
+
+// doom is drop for a session that the server may believe to be alive: it is
+// ended there, too, so that its locks come free at once.
+func (p *Pool) doom(s *Session, err error) {
+	if s.dead {
+		return
+	}
+	p.drop(s, err)
+	var over *Session
+	for _, other := range p.sessions {
+		if other.state == sessionShared && time.Since(other.proven) < p.opt.Heartbeat {
+			over = other
+		}
+	}
+	if over == nil || p.closed {
+		return
+	}
+	p.tasks.Go(func() {
+		ctx, cancel := context.WithTimeout(p.life, p.opt.Heartbeat)
+		defer cancel()
+		p.exclusively(ctx, over, func(c *Conn) error { return p.dialect.Kill(c.life, c, s.self) })
+	})
+}
+
+// lostErr is what has become of the session's locks.
+func (s *Session) lostErr() error {
+	return fmt.Errorf("%w: %w", driver.ErrLost, s.deadErr)
+}
+
+// send sends the batch. If the server refuses a part, it is found out what has
+// been done, and undone.
+func (s *Session) send(batch []*Step) error {
+	if call := batch[0].call; call != nil {
+		s.conn.careful = true
+		return call(s.conn)
+	}
+	err := s.pool.dialect.Run(s.conn.life, s.conn, batch)
+	if err == nil || !s.pool.dialect.Answered(err) {
+		return err
+	}
+	s.conn.careful = true
+	for _, st := range batch {
+		undo := s.pool.dialect.Undo(st)
+		if undo == nil {
+			continue
+		}
+		if again := s.pool.dialect.Run(s.conn.life, s.conn, []*Step{undo}); again != nil {
+			return errors.Join(errDoubt, again, err)
+		}
+	}
+	return err
+}
+
+var errDoubt = errors.New("a statement failed half done")
+
+// Lease implements [driver.Session].
+func (s *Session) Lease() driver.Lease {
+	return driver.Lease{TTL: 2 * s.pool.opt.Heartbeat, Every: s.pool.opt.Heartbeat, Pooled: true}
+}
+
+// Renew implements [driver.Session].
+func (s *Session) Renew(ctx context.Context) error {
+	return s.pool.DoOn(ctx, s, &Step{Verb: Ping})
+}
+
+// Lost implements [driver.Session].
+func (s *Session) Lost() <-chan struct{} { return s.lost }
+
+// Abandon implements [driver.Session].
+func (s *Session) Abandon() {
+	s.pool.mu.Lock()
+	defer s.pool.mu.Unlock()
+	s.pool.doom(s, errors.New("it was declared lost"))
+}
+
+// Identity tells which session of the server it is.
+func (s *Session) Identity() Identity { return s.self }
+
+// Dead reports whether the session has ended.
+func (s *Session) Dead() bool {
+	s.pool.mu.Lock()
+	defer s.pool.mu.Unlock()
+	return s.dead
+}

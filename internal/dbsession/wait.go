@@ -1,0 +1,364 @@
+package dbsession
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"time"
+)
+
+// A polledWait waits without a session of its own.
+type polledWait struct {
+	promoted chan struct{} // closed when it may have one
+}
+
+// Wait runs the step, which waits for a lock in the database for at most d, and
+// returns the session that it ran on. The result is 0 when d is over, or when it
+// is to be asked again. If ctx ends the error is ctx's. What the step may still
+// be given then is given back behind the caller's back; Cleanup is called after
+// that, and in all cases in which nothing was taken.
+func (p *Pool) Wait(ctx context.Context, st *Step, d time.Duration) (*Session, error) {
+	deadline := time.Now().Add(min(d, forever))
+	var over <-chan time.Time
+	if d < forever {
+		timer := time.NewTimer(d)
+		defer timer.Stop()
+		over = timer.C
+	}
+	s, asked, err := p.inPlace(ctx, st, over)
+	if s == nil && !asked && err == nil {
+		s, err = p.waitingSession(ctx, over)
+		if s != nil {
+			return p.waitOn(ctx, s, st, deadline, over)
+		}
+		p.doneWaiting()
+	}
+	if s == nil {
+		st.Result = 0
+		if !asked && st.Cleanup != nil {
+			st.Cleanup()
+		}
+	}
+	return s, err
+}
+
+// inPlace returns nothing when the caller has a place among those who wait with
+// a session of their own. Until then it asks again and again, with all others
+// that have none; s is the session on which that succeeded. asked says that
+// Cleanup has been seen to.
+func (p *Pool) inPlace(ctx context.Context, st *Step, over <-chan time.Time) (s *Session, asked bool, err error) {
+	p.mu.Lock()
+	if p.closed {
+		p.mu.Unlock()
+		return nil, false, errClosed
+	}
+	if len(p.polled) == 0 && p.mayWait() {
+		p.mu.Unlock()
+		return nil, false, nil
+	}
+	w := &polledWait{promoted: make(chan struct{})}
+	p.polled = append(p.polled, w)
+	p.mu.Unlock()
+	for {
+		p.mu.Lock()
+		if p.tick == nil {
+			p.tick = make(chan struct{})
+			p.schedule()
+		}
+		tick := p.tick
+		p.mu.Unlock()
+		select {
+		case <-w.promoted:
+			return nil, false, nil
+		case <-tick:
+			s, err := p.Do(ctx, st)
+			if err == nil && st.Result == 0 {
+				continue
+			}
+			p.leave(w)
+			return s, err != nil, err
+		case <-over:
+			p.leave(w)
+			return nil, true, p.cleanUp(st)
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		case <-p.life.Done():
+			err = errClosed
+		}
+		p.leave(w)
+		return nil, false, err
+	}
+}
+
+// cleanUp calls the step's Cleanup.
+func (p *Pool) cleanUp(st *Step) error {
+	if st.Cleanup != nil {
+		st.Cleanup()
+	}
+	return nil
+}
+
+// forever is longer than anybody waits, and what servers accept.
+const forever = 365 * 24 * time.Hour
+
+// mayWait takes one of the places for waiting sessions. Pool.mu is held.
+func (p *Pool) mayWait() bool {
+	limit := p.maxSessions()
+	if p.waiting >= min(p.opt.MaxWaiting, limit-1) {
+		return false
+	}
+	spare, shared := false, 0
+	for _, s := range p.sessions {
+		if s.state == sessionShared {
+			shared++
+			spare = spare || s.holds == 0 && !s.busy
+		}
+	}
+	if len(p.sessions)+p.opening >= limit && !(spare && shared > 1) {
+		return false
+	}
+	p.waiting++
+	return true
+}
+
+// doneWaiting frees the place, for the one who has polled for longest.
+func (p *Pool) doneWaiting() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.waiting--
+	p.promote()
+}
+
+func (p *Pool) promote() {
+	for len(p.polled) > 0 && p.mayWait() {
+		next := p.polled[0]
+		p.polled = p.polled[1:]
+		close(next.promoted)
+	}
+}
+
+// leave ends a polled wait. A place that it was given meanwhile is passed on.
+func (p *Pool) leave(w *polledWait) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i, other := range p.polled {
+		if other == w {
+			p.polled = append(p.polled[:i], p.polled[i+1:]...)
+			return
+		}
+	}
+	p.waiting--
+	p.promote()
+}
+
+// schedule makes those who poll do so all together, so that their questions
+// travel together. Pool.mu is held.
+func (p *Pool) schedule() {
+	pause := min(max(20*time.Millisecond, time.Duration(len(p.polled))*500*time.Microsecond), time.Second)
+	pause = pause/2 + rand.N(pause)
+	time.AfterFunc(pause, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		close(p.tick)
+		p.tick = nil
+	})
+}
+
+// waitingSession returns a session that holds nothing, for a wait.
+func (p *Pool) waitingSession(ctx context.Context, over <-chan time.Time) (*Session, error) {
+	p.mu.Lock()
+	shared := 0
+	var spare *Session
+	for _, s := range p.sessions {
+		if s.state != sessionShared {
+			continue
+		}
+		shared++
+		if !s.busy && s.holds == 0 && len(s.queue) == 0 {
+			spare = s
+		}
+	}
+	if spare != nil && shared > 1 {
+		spare.state = sessionWaiting
+		p.mu.Unlock()
+		return spare, nil
+	}
+	p.opening++
+	p.mu.Unlock()
+	type result struct {
+		s   *Session
+		err error
+	}
+	opening, cancel := context.WithTimeout(p.life, connectTimeout)
+	opened := make(chan result)
+	gone := make(chan struct{})
+	p.tasks.Go(func() {
+		defer cancel()
+		s, err := p.open(opening, sessionWaiting)
+		p.mu.Lock()
+		p.opening--
+		p.mu.Unlock()
+		select {
+		case opened <- result{s, err}:
+		case <-gone:
+			if s != nil {
+				p.mu.Lock()
+				s.state = sessionShared
+				p.rouse(s)
+				p.mu.Unlock()
+			}
+		}
+	})
+	defer close(gone)
+	select {
+	case r := <-opened:
+		if r.s == nil {
+			return nil, r.err
+		}
+		return r.s, nil
+	case <-over:
+		cancel()
+		return nil, nil
+	case <-ctx.Done():
+		cancel()
+		return nil, context.Cause(ctx)
+	}
+}
+
+// interruptGrace is how long a wait that is over may take to say so by itself.
+const interruptGrace = 50 * time.Millisecond
+
+// waitOn waits on a session of its own.
+func (p *Pool) waitOn(ctx context.Context, s *Session, st *Step, deadline time.Time, over <-chan time.Time) (*Session, error) {
+	w := &ownWait{s: s, step: *st} // a copy: the caller may be gone when the answer comes
+	w.outer.Verb = Exclusively
+	w.outer.call = func(c *Conn) error {
+		c.careful = true
+		return p.dialect.Wait(c.life, c, &w.step, min(max(time.Until(deadline), 0), forever))
+	}
+	p.mu.Lock()
+	p.start(s, &w.outer)
+	p.mu.Unlock()
+	var err error
+	select {
+	case <-w.outer.ready:
+		err = p.waited(w)
+		st.Result, st.Null = w.step.Result, w.step.Null
+		if (err != nil || st.Result == 0) && st.Cleanup != nil {
+			st.Cleanup()
+		}
+		return s, err
+	case <-over:
+		st.Result = 0
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	case <-p.life.Done():
+		err = errClosed
+	}
+	timedOut := err == nil
+	cleanup := st.Cleanup
+	p.tasks.Go(func() {
+		p.stopWaiting(w, timedOut)
+		if cleanup != nil {
+			cleanup()
+		}
+	})
+	return nil, err
+}
+
+// An ownWait is under way on a session of its own.
+type ownWait struct {
+	s     *Session
+	step  Step // what is waited for
+	outer Step // that waits
+}
+
+// waited deals with the answer: the session becomes one of the shared.
+func (p *Pool) waited(w *ownWait) error {
+	defer p.doneWaiting()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	err := w.outer.err
+	if w.s.dead || errors.Is(err, ErrInterrupted) {
+		// Nothing was held. The caller asks again, and is told what is the matter,
+		// if it is the server.
+		w.step.Result, err = 0, nil
+	}
+	if !w.s.dead {
+		w.s.state = sessionShared
+		if err == nil && w.step.Result != 0 {
+			w.s.holds++
+		}
+		if !w.s.busy {
+			p.rouse(w.s) // to look at the queue
+		}
+	}
+	return err
+}
+
+// stopWaiting ends a wait that nobody waits for any more.
+func (p *Pool) stopWaiting(w *ownWait, timedOut bool) {
+	if timedOut {
+		timer := time.NewTimer(interruptGrace)
+		defer timer.Stop()
+		select {
+		case <-w.outer.ready:
+			p.backOut(w)
+			return
+		case <-timer.C:
+		}
+	}
+	ctx, cancel := context.WithTimeout(p.life, p.opt.Heartbeat)
+	defer cancel()
+	err := errors.New("there is no other session to cancel the wait from")
+	if other := p.another(w.s); other != nil {
+		err = p.exclusively(ctx, other, func(c *Conn) error { return p.dialect.Interrupt(c.life, c, w.s.self) })
+	}
+	if err == nil {
+		select {
+		case <-w.outer.ready:
+			if errors.Is(w.outer.err, ErrInterrupted) {
+				p.backOut(w)
+				return
+			}
+			// The wait ended before it was interrupted, and the interruption may hit
+			// what comes next.
+			err = errors.New("it may have been interrupted")
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		}
+	}
+	// It holds nothing, but what it may have been given too late.
+	p.mu.Lock()
+	p.doom(w.s, err)
+	p.mu.Unlock()
+	p.doneWaiting()
+}
+
+// backOut gives back what came too late.
+func (p *Pool) backOut(w *ownWait) {
+	if p.waited(w) == nil && w.step.Result != 0 {
+		if undo := p.dialect.Undo(&w.step); undo != nil {
+			err := p.DoOn(context.Background(), w.s, undo)
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			w.s.holds--
+			if err != nil {
+				p.doom(w.s, err)
+			}
+		}
+	}
+}
+
+// another returns a shared session other than s, or nil.
+func (p *Pool) another(s *Session) *Session {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var best *Session
+	for _, o := range p.sessions {
+		if o != s && o.state == sessionShared && (best == nil || best.busy && !o.busy) {
+			best = o
+		}
+	}
+	return best
+}

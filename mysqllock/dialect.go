@@ -1,0 +1,375 @@
+package mysqllock
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+
+	"github.com/distlock-go/distlock/driver"
+	"github.com/distlock-go/distlock/internal/dbsession"
+)
+
+// What a session can be asked for. A result that isn't told is 1 or 0.
+const (
+	// doRelease gives Key back; NULL or 0 if it wasn't held by this session.
+	doRelease = dbsession.FirstVerb + iota
+	// doGet takes Key.
+	doGet
+	// doGetIf takes Key, and gives it back if Checks, one name, isn't free: 2.
+	doGetIf
+	// doGetIfAll is doGetIf with as many Checks as there are places for readers.
+	doGetIfAll
+	// doGetLock takes Key, and looks whether any session of the server reads
+	// anything: then the result is 3, and it isn't known whether Key has readers.
+	doGetLock
+	// doLookFree looks whether Key is free.
+	doLookFree
+	// doCountFree counts which of Checks are free.
+	doCountFree
+
+	// doGetAny takes the first of Checks that is free, and results in its number,
+	// from 1; or -1 if Key isn't free.
+	doGetAny
+	// doReleaseAny gives back those of Checks that this session has.
+	doReleaseAny
+	// doCount increments the fencing counter Key, and results in its new value.
+	doCount
+)
+
+// dialect is what MySQL and MariaDB have in common, and where they differ.
+type dialect struct {
+	slots   int    // places for readers
+	fence   string // quoted; empty: none
+	vanish  time.Duration
+	readers atomic.Int64 // when somebody was seen to read
+
+	mu      sync.Mutex
+	server  *server // the one that was seen first
+	queries map[shape]string
+}
+
+// shape is how many steps of each verb travel together.
+type shape [doCount]uint8
+
+func newDialect() *dialect { return &dialect{queries: make(map[shape]string)} }
+
+// expression returns the SQL of a verb.
+func (d *dialect) expression(v dbsession.Verb) string {
+	frees := func(n int) string {
+		return strings.TrimPrefix(strings.Repeat("+IS_FREE_LOCK(?)", n), "+")
+	}
+	switch v {
+	case dbsession.Ping:
+		return "1"
+	case dbsession.Owner:
+		return "IS_USED_LOCK(?)"
+	case doRelease:
+		return "RELEASE_LOCK(?)"
+	case doGet, doGetLock:
+		return "GET_LOCK(?,0)"
+	case doGetIf:
+		return "IF(GET_LOCK(?,0),IF(IS_FREE_LOCK(?),1,1+RELEASE_LOCK(?)),0)"
+	case doGetIfAll:
+		if d.slots == 0 {
+			return "GET_LOCK(?,0)"
+		}
+		return fmt.Sprintf("IF(GET_LOCK(?,0),IF(%s=%d,1,1+RELEASE_LOCK(?)),0)", frees(d.slots), d.slots)
+	case doLookFree:
+		return "IS_FREE_LOCK(?)"
+	case doCountFree:
+		return frees(d.slots)
+	}
+	panic(fmt.Sprintf("mysqllock: verb %d travels alone", v))
+}
+
+// Solo implements [dbsession.Dialect].
+func (d *dialect) Solo(v dbsession.Verb) bool { return v >= doGetAny }
+
+// Undo implements [dbsession.Dialect].
+func (d *dialect) Undo(s *dbsession.Step) *dbsession.Step {
+	switch s.Verb {
+	case doRelease, doGet, doGetLock, doGetIf, doGetIfAll:
+		return &dbsession.Step{Verb: doRelease, Key: s.Key}
+	case doGetAny:
+		return &dbsession.Step{Verb: doReleaseAny, Checks: s.Checks}
+	}
+	return nil
+}
+
+// Took implements [dbsession.Dialect].
+func (d *dialect) Took(s *dbsession.Step) bool {
+	switch s.Verb {
+	case doGet, doGetIf, doGetIfAll:
+		return s.Result == 1
+	case doGetAny, doGetLock:
+		return s.Result > 0
+	}
+	return false
+}
+
+// Run implements [dbsession.Dialect].
+func (d *dialect) Run(_ context.Context, c *dbsession.Conn, steps []*dbsession.Step) error {
+	if d.Solo(steps[0].Verb) {
+		return d.runSolo(c, steps[0])
+	}
+	var sh shape
+	n := 0
+	for _, s := range steps {
+		sh[s.Verb]++
+		n += d.args(s)
+	}
+	args := c.Args(n)
+	n = 0
+	add := func(v string) { args[n].Value = v; n++ }
+	for _, s := range steps {
+		switch s.Verb {
+		case dbsession.Ping:
+		case doCountFree:
+			for _, check := range s.Checks {
+				add(check)
+			}
+		default:
+			add(s.Key)
+			if len(s.Checks) > 0 {
+				for _, check := range s.Checks {
+					add(check)
+				}
+				add(s.Key)
+			}
+		}
+	}
+	row, err := c.Row(d.query(sh), args)
+	if err != nil {
+		return err
+	}
+	quiet := true
+	if sh[doGetLock] > 0 && d.slots > 0 {
+		var free dbsession.Step
+		if err := free.Set(row[len(steps)]); err != nil {
+			return err
+		}
+		quiet = free.Result == readingSessions
+		d.sawReaders(!quiet)
+	}
+	for i, s := range steps {
+		if err := s.Set(row[i]); err != nil {
+			return err
+		}
+		if s.Verb == doGetLock && s.Result == 1 && !quiet {
+			s.Result = 3
+		}
+	}
+	return nil
+}
+
+// readingSessions is how many sessions of one server may hold locks in shared
+// mode. Each has one of as many locks, so that those who take a lock
+// exclusively need not look for its readers as long as nobody reads anything.
+const readingSessions = 32
+
+// readingName returns the name of one of these locks.
+func readingName(i int) string { return fmt.Sprintf("%sreading/%d", slotsStart, i) }
+
+// sawReaders notes whether somebody reads something.
+func (d *dialect) sawReaders(saw bool) {
+	if saw {
+		d.readers.Store(time.Now().UnixNano())
+	}
+}
+
+// quiet reports whether nobody was seen to read of late.
+func (d *dialect) quiet() bool {
+	return time.Now().UnixNano()-d.readers.Load() > int64(time.Second)
+}
+
+// args returns how many arguments the step has.
+func (d *dialect) args(s *dbsession.Step) int {
+	switch {
+	case s.Verb == dbsession.Ping:
+		return 0
+	case s.Verb == doCountFree:
+		return len(s.Checks)
+	case len(s.Checks) > 0:
+		return len(s.Checks) + 2
+	default:
+		return 1
+	}
+}
+
+func (d *dialect) query(sh shape) string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	q := d.queries[sh]
+	if q == "" {
+		var b strings.Builder
+		for v, n := range sh {
+			if n > 0 {
+				b.WriteString(strings.Repeat(","+d.expression(dbsession.Verb(v)), int(n)))
+			}
+		}
+		if sh[doGetLock] > 0 && d.slots > 0 {
+			for i := range readingSessions {
+				b.WriteString([]string{",", "+"}[min(i, 1)] + "IS_FREE_LOCK('" + readingName(i) + "')")
+			}
+		}
+		q = "SELECT " + b.String()[1:]
+		d.queries[sh] = q
+	}
+	return q
+}
+
+func (d *dialect) runSolo(c *dbsession.Conn, s *dbsession.Step) error {
+	switch s.Verb {
+	case doGetAny:
+		// Few lengths make few statements; the last name may come again, as it is
+		// asked for only once it was found taken.
+		n := 1
+		for n < len(s.Checks) {
+			n *= 2
+		}
+		var b strings.Builder
+		b.WriteString("SELECT IF(IS_FREE_LOCK(?),CASE")
+		args := c.Args(n + 1)
+		args[0].Value = s.Key
+		for i := range n {
+			fmt.Fprintf(&b, " WHEN GET_LOCK(?,0) THEN %d", i+1)
+			args[i+1].Value = s.Checks[min(i, len(s.Checks)-1)]
+		}
+		b.WriteString(" ELSE 0 END,-1)")
+		row, err := c.Row(b.String(), args)
+		if err != nil {
+			return err
+		}
+		return s.Set(row[0])
+	case doReleaseAny:
+		var b strings.Builder
+		for _, name := range s.Checks {
+			fmt.Fprintf(&b, ",RELEASE_LOCK(%s)", literal(name))
+		}
+		_, err := c.Text("SELECT " + b.String()[1:])
+		return err
+	case doCount:
+		return d.count(c, s)
+	}
+	panic("mysqllock: unknown verb")
+}
+
+// literal returns the SQL of a string, whatever the settings of the session.
+func literal(s string) string { return "_utf8mb4 x'" + hex.EncodeToString([]byte(s)) + "'" }
+
+// Wait implements [dbsession.Dialect].
+func (d *dialect) Wait(_ context.Context, c *dbsession.Conn, s *dbsession.Step, wait time.Duration) error {
+	hint, seconds := "", ""
+	if d.known().maria {
+		seconds = strconv.FormatFloat(wait.Seconds(), 'f', 6, 64)
+	} else {
+		// MySQL counts whole seconds; the exact end is that of the statement.
+		seconds = strconv.FormatInt(int64(math.Ceil(wait.Seconds())), 10)
+		if ms := (wait + time.Millisecond - 1).Milliseconds(); ms < math.MaxUint32 {
+			hint = fmt.Sprintf("/*+ MAX_EXECUTION_TIME(%d) */ ", max(ms, 1))
+		}
+	}
+	row, err := c.Text("SELECT " + hint + "GET_LOCK(" + literal(s.Key) + "," + seconds + ")")
+	switch {
+	case isError(err, errQueryTimeout):
+		err, s.Result = nil, 0
+	case isError(err, errInterrupted, errStatementTimeout):
+		err = dbsession.ErrInterrupted
+	case err != nil:
+		return err
+	default:
+		if err := s.Set(row[0]); err != nil {
+			return err
+		}
+		if !s.Null {
+			return nil
+		}
+		err = dbsession.ErrInterrupted
+	}
+	// It may have been granted all the same, at the last moment.
+	if _, err := c.Text("SELECT RELEASE_LOCK(" + literal(s.Key) + ")"); err != nil && !isError(err, errInterrupted) {
+		return err
+	}
+	return err
+}
+
+// Interrupt implements [dbsession.Dialect].
+func (d *dialect) Interrupt(_ context.Context, c *dbsession.Conn, other dbsession.Identity) error {
+	return d.kill(c, "QUERY ", other)
+}
+
+// Kill implements [dbsession.Dialect].
+func (d *dialect) Kill(_ context.Context, c *dbsession.Conn, other dbsession.Identity) error {
+	return d.kill(c, "", other)
+}
+
+// kill kills the other session or its query, if it still is the one that is
+// meant: the numbers of sessions start again with the server.
+func (d *dialect) kill(c *dbsession.Conn, what string, other dbsession.Identity) error {
+	row, err := c.Text("SELECT IS_USED_LOCK(" + literal(other.Mark) + ")")
+	if err != nil {
+		return err
+	}
+	var s dbsession.Step
+	if err := s.Set(row[0]); err != nil || s.Null || s.Result != other.ID {
+		return err
+	}
+	_, err = c.Exec("KILL "+what+strconv.FormatInt(other.ID, 10), nil)
+	if isError(err, errNoSuchThread) {
+		return nil
+	}
+	return err
+}
+
+// Answered implements [dbsession.Dialect].
+func (d *dialect) Answered(err error) bool {
+	var e *mysql.MySQLError
+	return errors.As(err, &e) && !isError(err, errConnectionKilled, errServerShutdown, errClientInteraction)
+}
+
+// Numbers of the servers' errors.
+const (
+	errServerShutdown    = 1053
+	errNoSuchThread      = 1094
+	errNoSuchTable       = 1146
+	errLockWait          = 1205 // the row of a table, not a user lock
+	errDeadlock          = 1213
+	errInterrupted       = 1317
+	errConnectionKilled  = 1927
+	errStatementTimeout  = 1969 // MariaDB: max_statement_time
+	errQueryTimeout      = 3024 // MySQL: MAX_EXECUTION_TIME
+	errUserLockDeadlock  = 3058
+	errClientInteraction = 4031 // MySQL: wait_timeout
+)
+
+func isError(err error, numbers ...uint16) bool {
+	var e *mysql.MySQLError
+	if !errors.As(err, &e) {
+		return false
+	}
+	for _, n := range numbers {
+		if e.Number == n {
+			return true
+		}
+	}
+	return false
+}
+
+// explain gives an error the meaning that it has for the caller.
+func explain(err error) error {
+	if isError(err, errDeadlock, errUserLockDeadlock) {
+		return fmt.Errorf("%w: %w", driver.ErrDeadlock, err)
+	}
+	return err
+}
+
+var _ dbsession.Dialect = (*dialect)(nil)

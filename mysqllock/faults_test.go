@@ -1,0 +1,711 @@
+//go:build unix
+
+package mysqllock
+
+import (
+	"bufio"
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/distlock-go/distlock"
+	"github.com/distlock-go/distlock/driver"
+)
+
+// locker returns a Locker on a new backend.
+func (s *testServer) locker(t testing.TB, addr string, o *Options) (*distlock.Locker, *sql.DB) {
+	t.Helper()
+	db := s.pool(t, addr)
+	l := distlock.New(New(db, o), nil)
+	t.Cleanup(func() { l.Close() })
+	return l, db
+}
+
+func mustAcquire(t testing.TB, l *distlock.Locker, resource string, opts ...distlock.AcquireOption) *distlock.Lock {
+	t.Helper()
+	k, err := l.Acquire(t.Context(), resource, append([]distlock.AcquireOption{distlock.Timeout(20 * time.Second)}, opts...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+func eventually(t testing.TB, within time.Duration, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(within)
+	for !ok() {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %v: %s", within, what)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// waiters counts the sessions that wait for a lock at the server.
+func (s *testServer) waiters(t testing.TB) int {
+	return s.number(t, "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE USER = ? AND STATE = 'User lock'", s.user)
+}
+
+// What ends the session of a waiter, or its statement, costs him nothing.
+func TestKilledWaiter(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		a, _ := s.locker(t, s.addr, nil)
+		b, _ := s.locker(t, s.addr, nil)
+		name := t.Name()
+		held := mustAcquire(t, a, name)
+		got := make(chan error, 1)
+		go func() {
+			k, err := b.Acquire(context.Background(), name, distlock.Timeout(30*time.Second))
+			if err == nil {
+				err = k.Release()
+			}
+			got <- err
+		}()
+		for _, what := range []string{"QUERY", "CONNECTION", "QUERY"} {
+			eventually(t, 10*time.Second, "a waiter at the server", func() bool { return s.waiters(t) == 1 })
+			id := s.number(t, "SELECT ID FROM information_schema.PROCESSLIST WHERE USER = ? AND STATE = 'User lock'", s.user)
+			s.exec(t, fmt.Sprintf("KILL %s %d", what, id))
+			eventually(t, 10*time.Second, "the kill shows", func() bool {
+				return s.number(t, "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE ID = ? AND STATE = 'User lock' AND TIME > 5", id) == 0
+			})
+			time.Sleep(100 * time.Millisecond)
+		}
+		select {
+		case err := <-got:
+			t.Fatalf("the waiter ended: %v", err)
+		default:
+		}
+		if err := held.Release(); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-got; err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// Holders are told when the server is killed, nobody holds beside another, and
+// all goes on when it is back.
+func TestRestartUnderLoad(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		if s.cmd == nil {
+			t.Skip("the server isn't the tests' own")
+		}
+		s.alone.Lock()
+		defer s.alone.Unlock()
+		var holders [4]atomic.Int64
+		var grants, losses, failures atomic.Int64
+		ctx, cancel := context.WithCancel(t.Context())
+		var all sync.WaitGroup
+		for w := range 3 {
+			l, _ := s.locker(t, s.addr, &Options{Heartbeat: 500 * time.Millisecond})
+			for range 8 {
+				all.Go(func() {
+					for i := 0; ctx.Err() == nil; i++ {
+						n := (i + w) % len(holders)
+						k, err := l.Acquire(ctx, fmt.Sprint(t.Name(), n), distlock.Timeout(time.Second))
+						if err != nil {
+							if !errors.Is(err, distlock.ErrNotAcquired) {
+								failures.Add(1)
+								time.Sleep(10 * time.Millisecond)
+							}
+							continue
+						}
+						grants.Add(1)
+						if holders[n].Add(1) != 1 && k.Err() == nil {
+							// Who has lost it may not know yet, but not for long.
+							time.Sleep(1500 * time.Millisecond)
+							if holders[n].Load() != 1 && k.Err() == nil {
+								t.Error("two hold one lock")
+							}
+						}
+						time.Sleep(time.Millisecond)
+						holders[n].Add(-1)
+						if err := k.Release(); errors.Is(err, distlock.ErrLost) {
+							losses.Add(1)
+						}
+					}
+				})
+			}
+		}
+		eventually(t, 20*time.Second, "grants", func() bool { return grants.Load() > 100 })
+		s.restart(t, syscall.SIGKILL)
+		before := grants.Load()
+		eventually(t, 20*time.Second, "grants after the restart", func() bool { return grants.Load() > before+100 })
+		cancel()
+		all.Wait()
+		t.Logf("%d grants, %d losses, %d failed acquires", grants.Load(), losses.Load(), failures.Load())
+	})
+}
+
+// Short timeouts of the server end neither idle holders nor long waits.
+func TestServerTimeouts(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		s.alone.Lock()
+		defer s.alone.Unlock()
+		for variable, value := range map[string][2]string{
+			"wait_timeout": {"1", "60"}, "max_statement_time": {"1", "0"}, "max_execution_time": {"1000", "0"}, "lock_wait_timeout": {"1", "3600"},
+		} {
+			if _, err := s.admin.Exec("SET GLOBAL " + variable + " = " + value[0]); err == nil {
+				defer s.exec(t, "SET GLOBAL "+variable+" = "+value[1])
+			}
+		}
+		a, _ := s.locker(t, s.addr, nil)
+		b, _ := s.locker(t, s.addr, nil)
+		held := mustAcquire(t, a, t.Name())
+		start := time.Now()
+		if _, err := b.Acquire(t.Context(), t.Name(), distlock.Timeout(2500*time.Millisecond)); !errors.Is(err, distlock.ErrNotAcquired) {
+			t.Fatal(err)
+		}
+		if took := time.Since(start); took < 2500*time.Millisecond || took > 2700*time.Millisecond {
+			t.Errorf("a wait of 2.5 s took %v", took)
+		}
+		if err := held.Release(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// Whatever the network does, the holder is told within two heartbeats, the
+// server frees the lock within three, and all goes on when it is healed.
+func TestNetworkFaults(t *testing.T) {
+	const heartbeat = 500 * time.Millisecond
+	for name, fault := range map[string]func(p *faultyProxy){
+		"hold":      func(p *faultyProxy) { p.set(true, true) },
+		"drop":      func(p *faultyProxy) { p.set(true, false) },
+		"cut":       func(p *faultyProxy) { p.cut() },
+		"half-open": func(p *faultyProxy) { p.halfOpen() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			onServers(t, func(t *testing.T, s *testServer) {
+				p := newProxy(t, s.addr)
+				b, err := Open(t.Context(), s.url(p.addr(), "heartbeat="+heartbeat.String()))
+				if err != nil {
+					t.Fatal(err)
+				}
+				l := distlock.New(b, nil)
+				defer l.Close()
+				k := mustAcquire(t, l, t.Name())
+				witness, _ := s.locker(t, s.addr, nil)
+				busy, stop := context.WithCancel(t.Context())
+				var all sync.WaitGroup
+				for i := range 8 {
+					all.Go(func() {
+						for busy.Err() == nil {
+							if k, err := l.TryAcquire(busy, fmt.Sprint(t.Name(), i)); err == nil {
+								k.Release()
+							}
+						}
+					})
+				}
+				time.Sleep(20 * time.Millisecond)
+				start := time.Now()
+				fault(p)
+				select {
+				case <-k.Done():
+				case <-time.After(10 * time.Second):
+					t.Fatal("no loss was announced")
+				}
+				if took := time.Since(start); took > 2*heartbeat+500*time.Millisecond {
+					t.Errorf("the loss was announced after %v", took)
+				}
+				mustAcquire(t, witness, t.Name()).Release()
+				if took := time.Since(start); took > 4*heartbeat+time.Second {
+					t.Errorf("it was free for others after %v", took)
+				}
+				p.set(false, false)
+				eventually(t, 10*time.Second, "it works again", func() bool {
+					k, err := l.Acquire(t.Context(), t.Name(), distlock.Timeout(time.Second))
+					return err == nil && k.Release() == nil
+				})
+				stop()
+				all.Wait()
+			})
+		})
+	}
+}
+
+func TestTenThousand(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		const n = 10_000
+		l, db := s.locker(t, s.addr, nil)
+		locks := make([]*distlock.Lock, n)
+		var next atomic.Int64
+		var all sync.WaitGroup
+		for range 64 {
+			all.Go(func() {
+				for i := next.Add(1) - 1; i < n; i = next.Add(1) - 1 {
+					var err error
+					if locks[i], err = l.TryAcquire(t.Context(), fmt.Sprintf("%s-%d", t.Name(), i)); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			})
+		}
+		all.Wait()
+		if t.Failed() {
+			return
+		}
+		if open := db.Stats().OpenConnections; open > 8 {
+			t.Errorf("%d connections", open)
+		}
+		t.Logf("%d connections", db.Stats().OpenConnections)
+		other, _ := s.locker(t, s.addr, nil)
+		for i := 0; i < n; i += 997 {
+			if _, err := other.TryAcquire(t.Context(), fmt.Sprintf("%s-%d", t.Name(), i)); !errors.Is(err, distlock.ErrNotAcquired) {
+				t.Fatalf("lock %d: %v", i, err)
+			}
+		}
+		for part := range 64 {
+			all.Go(func() {
+				for i := part; i < n; i += 64 {
+					if err := locks[i].Release(); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		all.Wait()
+	})
+}
+
+func TestThousandWaiters(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		const n = 1000
+		a, _ := s.locker(t, s.addr, nil)
+		b, db := s.locker(t, s.addr, nil)
+		var held []*distlock.Lock
+		for i := range n {
+			held = append(held, mustAcquire(t, a, fmt.Sprintf("%s-%d", t.Name(), i)))
+		}
+		var granted atomic.Int64
+		var all sync.WaitGroup
+		for i := range n {
+			all.Go(func() {
+				k, err := b.Acquire(t.Context(), fmt.Sprintf("%s-%d", t.Name(), i), distlock.Timeout(30*time.Second))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				granted.Add(1)
+				if err := k.Release(); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		time.Sleep(time.Second)
+		if open := db.Stats().OpenConnections; open > 8 {
+			t.Errorf("%d connections", open)
+		}
+		if s.waiters(t) == 0 {
+			t.Error("nobody waits at the server")
+		}
+		for _, k := range held {
+			if err := k.Release(); err != nil {
+				t.Error(err)
+			}
+		}
+		all.Wait()
+	})
+}
+
+// With a pool of one connection, all of it works, and an application that asks
+// for the connection gets it as soon as nothing is held.
+func TestPoolOfOne(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		l, db := s.locker(t, s.addr, nil)
+		db.SetMaxOpenConns(1)
+		other, _ := s.locker(t, s.addr, nil)
+		held := mustAcquire(t, other, t.Name())
+		start := time.Now()
+		if _, err := l.Acquire(t.Context(), t.Name(), distlock.Timeout(300*time.Millisecond)); !errors.Is(err, distlock.ErrNotAcquired) || time.Since(start) > 500*time.Millisecond {
+			t.Fatalf("after %v: %v", time.Since(start), err)
+		}
+		time.AfterFunc(200*time.Millisecond, func() { held.Release() })
+		k := mustAcquire(t, l, t.Name())
+		k2 := mustAcquire(t, l, t.Name()+"-2")
+		for _, k := range []*distlock.Lock{k, k2} {
+			if err := k.Release(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		c, err := db.Conn(ctx)
+		if err != nil {
+			t.Fatalf("the application gets no connection: %v", err)
+		}
+		start = time.Now()
+		_, err = l.Acquire(t.Context(), t.Name(), distlock.Timeout(300*time.Millisecond))
+		if err == nil || time.Since(start) > 600*time.Millisecond {
+			t.Fatalf("after %v: %v", time.Since(start), err)
+		}
+		c.Close()
+		mustAcquire(t, l, t.Name()).Release()
+	})
+}
+
+// Failed, cancelled and timed-out tries leave nothing at the server.
+func TestNothingLeaks(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		s.alone.Lock()
+		defer s.alone.Unlock()
+		holder, _ := s.locker(t, s.addr, nil)
+		held := mustAcquire(t, holder, t.Name())
+		connections, statements := s.connections(t), s.statements(t)
+		db := s.pool(t, s.addr)
+		l := distlock.New(New(db, &Options{IdleTimeout: 100 * time.Millisecond}), nil)
+		var all sync.WaitGroup
+		for w := range 10 {
+			all.Go(func() {
+				for i := range 100 {
+					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i%7)*300*time.Microsecond)
+					opts := []distlock.AcquireOption{distlock.Timeout(time.Duration(i%5) * time.Millisecond)}
+					if i%2 == 0 {
+						opts = append(opts, distlock.Shared())
+					}
+					if w%2 == 0 {
+						ctx = t.Context()
+					}
+					if _, err := l.Acquire(ctx, t.Name(), opts...); err == nil {
+						t.Error("granted")
+					}
+					cancel()
+				}
+			})
+		}
+		all.Wait()
+		eventually(t, 10*time.Second, "all sessions are closed when idle", func() bool {
+			return db.Stats().OpenConnections == 0 && s.connections(t) == connections && s.statements(t) == statements
+		})
+		mustAcquire(t, l, t.Name()+"-free").Release()
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+		eventually(t, 5*time.Second, "all sessions are closed after Close", func() bool {
+			return db.Stats().OpenConnections == 0 && s.connections(t) == connections && s.statements(t) == statements
+		})
+		held.Release()
+	})
+}
+
+func (s *testServer) statements(t testing.TB) int {
+	return s.number(t, "SELECT CAST(VARIABLE_VALUE AS UNSIGNED) FROM "+s.statusTable(t)+" WHERE VARIABLE_NAME = 'Prepared_stmt_count'")
+}
+
+func (s *testServer) statusTable(t testing.TB) string {
+	var one int
+	if s.admin.QueryRow("SELECT 1 FROM information_schema.GLOBAL_STATUS LIMIT 1").Scan(&one) == nil {
+		return "information_schema.GLOBAL_STATUS"
+	}
+	return "performance_schema.global_status"
+}
+
+func TestReadersAndWriters(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		var lockers []*distlock.Locker
+		for range 3 {
+			l, _ := s.locker(t, s.addr, nil)
+			lockers = append(lockers, l)
+		}
+		// Readers that overlap don't keep a writer out.
+		ctx, cancel := context.WithCancel(t.Context())
+		var all sync.WaitGroup
+		var reading, writing atomic.Int64
+		for _, l := range lockers[:2] {
+			for range 3 {
+				all.Go(func() {
+					for ctx.Err() == nil {
+						k, err := l.Acquire(ctx, t.Name(), distlock.Shared())
+						if err != nil {
+							continue
+						}
+						reading.Add(1)
+						if writing.Load() > 0 {
+							t.Error("a reader beside a writer")
+						}
+						time.Sleep(20 * time.Millisecond)
+						reading.Add(-1)
+						k.Release()
+					}
+				})
+			}
+		}
+		eventually(t, 5*time.Second, "readers", func() bool { return reading.Load() > 1 })
+		for range 5 {
+			start := time.Now()
+			k := mustAcquire(t, lockers[2], t.Name())
+			writing.Add(1)
+			if reading.Load() > 0 {
+				t.Error("a writer beside readers")
+			}
+			time.Sleep(2 * time.Millisecond)
+			writing.Add(-1)
+			k.Release()
+			if took := time.Since(start); took > 3*time.Second {
+				t.Errorf("the writer waited for %v", took)
+			}
+		}
+		cancel()
+		all.Wait()
+		// A reader that dies is gone at once.
+		b := New(s.pool(t, s.addr), nil)
+		defer b.Close()
+		g, err := b.Acquire(t.Context(), driver.Request{Resource: t.Name() + "-dead", Mode: driver.Shared})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.kill(t, "CONNECTION", g)
+		eventually(t, time.Second, "the writer gets in", func() bool {
+			k, err := lockers[0].TryAcquire(t.Context(), t.Name()+"-dead")
+			return err == nil && k.Release() == nil
+		})
+	})
+}
+
+func TestOnConn(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		db := s.pool(t, s.addr)
+		conn := func() (*sql.Conn, *distlock.Locker) {
+			c, err := db.Conn(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { c.Close() })
+			l := distlock.New(OnConn(c), nil)
+			t.Cleanup(func() { l.Close() })
+			return c, l
+		}
+		c, l := conn()
+		_, other := conn()
+		normal, _ := s.locker(t, s.addr, nil)
+		name := strings.ToLower(t.Name())
+		tx, err := c.BeginTx(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		k := mustAcquire(t, l, name)
+		for _, o := range []*distlock.Locker{l, other, normal} {
+			if _, err := o.TryAcquire(t.Context(), name); !errors.Is(err, distlock.ErrNotAcquired) {
+				t.Errorf("twice: %v", err)
+			}
+		}
+		if err := tx.Commit(); err != nil {
+			t.Fatal(err)
+		}
+		if err := k.Release(); err != nil {
+			t.Fatal(err)
+		}
+		mustAcquire(t, normal, name).Release()
+
+		// What the caller holds by himself is neither granted again nor freed.
+		var one int
+		if err := c.QueryRowContext(t.Context(), "SELECT GET_LOCK(?, 0)", name).Scan(&one); err != nil || one != 1 {
+			t.Fatal(one, err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		if _, err := l.Acquire(ctx, name); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("what is held already: %v", err)
+		}
+		if _, err := normal.TryAcquire(t.Context(), name); !errors.Is(err, distlock.ErrNotAcquired) {
+			t.Errorf("the outer holding was freed: %v", err)
+		}
+		if err := c.QueryRowContext(t.Context(), "SELECT RELEASE_LOCK(?)", name).Scan(&one); err != nil || one != 1 {
+			t.Error(one, err)
+		}
+		if _, err := l.Acquire(t.Context(), name, distlock.Shared()); !errors.Is(err, errors.ErrUnsupported) {
+			t.Error(err)
+		}
+
+		// Rows of the caller's that are open are left alone.
+		rows, err := c.QueryContext(t.Context(), "SELECT 1 UNION SELECT 2")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.TryAcquire(t.Context(), name); !errors.Is(err, errRows) {
+			t.Errorf("beside open rows: %v", err)
+		}
+		n := 0
+		for rows.Next() {
+			n++
+		}
+		if err := rows.Err(); err != nil || n != 2 {
+			t.Errorf("%d rows, %v", n, err)
+		}
+
+		// The caller's connection dies.
+		k = mustAcquire(t, l, name)
+		s.exec(t, fmt.Sprintf("KILL %d", s.number(t, "SELECT IS_USED_LOCK(?)", LockName(name))))
+		select {
+		case <-k.Done():
+		case <-time.After(10 * time.Second):
+			t.Error("no loss was announced")
+		}
+		mustAcquire(t, normal, name).Release()
+	})
+}
+
+// Locks of .NET services, which do no more than GET_LOCK, exclude and are excluded.
+func TestPlainGetLock(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		l, _ := s.locker(t, s.addr, nil)
+		for _, name := range []string{"plain-" + s.name, "Mixed Case " + s.name, strings.Repeat("long", 50) + s.name, "漢字" + s.name} {
+			k := mustAcquire(t, l, name)
+			if s.number(t, "SELECT GET_LOCK(?, 0)", LockName(name)) != 0 {
+				t.Errorf("%q was granted to another", name)
+			}
+			k.Release()
+		}
+	})
+}
+
+func TestServerTellsHolder(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		a, _ := s.locker(t, s.addr, nil)
+		b, _ := s.locker(t, s.addr, nil)
+		defer mustAcquire(t, a, t.Name()).Release()
+		holders, err := b.Holders(t.Context(), t.Name())
+		if err != nil || len(holders) != 1 {
+			t.Fatal(holders, err)
+		}
+		o := holders[0].Owner
+		if o.Host == "" || !strings.Contains(o.Note, "connection ") || !strings.Contains(o.Note, s.user) {
+			t.Errorf("%+v", o)
+		}
+	})
+}
+
+// A balancer between that spreads connections over servers is found out.
+func TestTwoServersBehindOneAddress(t *testing.T) {
+	if len(servers) < 2 {
+		t.Skip("there are no two servers")
+	}
+	for _, s := range servers {
+		s.need(t)
+	}
+	a, b := servers[0], servers[1]
+	p := newProxy(t, a.addr)
+	l, _ := a.locker(t, p.addr(), nil)
+	k := mustAcquire(t, l, t.Name())
+	defer k.Release()
+	p.mu.Lock()
+	p.server = b.addr
+	p.mu.Unlock()
+	// A wait takes a connection more.
+	other, _ := a.locker(t, a.addr, nil)
+	held := mustAcquire(t, other, t.Name()+"-held")
+	defer held.Release()
+	_, err := l.Acquire(t.Context(), t.Name()+"-held", distlock.Timeout(2*time.Second))
+	if err == nil || errors.Is(err, distlock.ErrNotAcquired) || !strings.Contains(err.Error(), "load balancer") {
+		t.Errorf("%v", err)
+	}
+}
+
+// A process that was stopped for longer than the server waits for it must not
+// go on working when it wakes.
+func TestStoppedProcess(t *testing.T) {
+	if u := os.Getenv("DISTLOCK_TEST_STOPPED_URL"); u != "" {
+		workUntilLost(u, os.Getenv("DISTLOCK_TEST_STOPPED_FILE"))
+	}
+	onServers(t, func(t *testing.T, s *testServer) {
+		file := filepath.Join(t.TempDir(), "work")
+		cmd := exec.Command(os.Args[0], "-test.run=^TestStoppedProcess$")
+		cmd.Env = append(os.Environ(), "DISTLOCK_TEST_STOPPED_URL="+s.url(s.addr, "heartbeat=500ms"), "DISTLOCK_TEST_STOPPED_FILE="+file)
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer cmd.Wait()
+		defer cmd.Process.Kill()
+		lines := bufio.NewScanner(out)
+		if !lines.Scan() || lines.Text() != "held" {
+			t.Fatalf("the child says %q", lines.Text())
+		}
+		l, _ := s.locker(t, s.addr, nil)
+		eventually(t, 5*time.Second, "it works", func() bool { i, err := os.Stat(file); return err == nil && i.Size() > 10 })
+		cmd.Process.Signal(syscall.SIGSTOP)
+		k := mustAcquire(t, l, "stopped")
+		before, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd.Process.Signal(syscall.SIGCONT)
+		if !lines.Scan() || lines.Text() != "lost" {
+			t.Fatalf("the child says %q", lines.Text())
+		}
+		after, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(after) > len(before)+1 {
+			t.Errorf("it worked on after it had lost the lock: %d times", len(after)-len(before))
+		}
+		if err := k.Release(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func workUntilLost(u, file string) {
+	l, err := distlock.Open(context.Background(), u, nil)
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	k, err := l.Acquire(context.Background(), "stopped")
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	fmt.Println("held")
+	f, err := os.OpenFile(file, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		os.Exit(1)
+	}
+	for k.Err() == nil {
+		f.WriteString("x")
+		time.Sleep(time.Millisecond)
+	}
+	fmt.Println("lost")
+	os.Exit(0)
+}
+
+func TestTLS(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		if s.name != "mysql9" {
+			t.Skip("only MySQL makes itself a certificate")
+		}
+		b, err := Open(t.Context(), s.url(s.addr, "tls=skip-verify"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer b.Close()
+		g, err := b.Acquire(t.Context(), driver.Request{Resource: "tls"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer g.Hold.Release(t.Context())
+		if n := s.number(t, "SELECT COUNT(*) FROM performance_schema.status_by_thread s JOIN performance_schema.threads USING (THREAD_ID)"+
+			" WHERE PROCESSLIST_USER = ? AND VARIABLE_NAME = 'Ssl_cipher' AND VARIABLE_VALUE <> ''", s.user); n == 0 {
+			t.Error("no connection is encrypted")
+		}
+		if _, err := Open(t.Context(), s.url(s.addr, "tls=true")); err == nil || strings.Contains(err.Error(), s.password) {
+			t.Errorf("a certificate of nobody's was accepted: %v", err)
+		}
+	})
+}

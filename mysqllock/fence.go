@@ -1,0 +1,116 @@
+package mysqllock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/distlock-go/distlock/driver"
+	"github.com/distlock-go/distlock/internal/dbsession"
+)
+
+// FenceTableDDL returns the statement that makes the table of
+// [Options.FenceTable].
+func FenceTableDDL(table string) (string, error) {
+	quoted, err := quoteTable(table)
+	if err != nil {
+		return "", err
+	}
+	return "CREATE TABLE IF NOT EXISTS " + quoted + ` (
+  name   VARBINARY(255)   NOT NULL PRIMARY KEY,
+  token  BIGINT UNSIGNED  NOT NULL,
+  owner  VARBINARY(255)   NOT NULL DEFAULT '',
+  since  TIMESTAMP(6)     NOT NULL DEFAULT CURRENT_TIMESTAMP(6) ON UPDATE CURRENT_TIMESTAMP(6)
+) ENGINE=InnoDB`, nil
+}
+
+// quoteTable quotes a table's name, with or without its database.
+func quoteTable(table string) (string, error) {
+	parts := strings.Split(table, ".")
+	if len(parts) > 2 {
+		return "", fmt.Errorf("fence table %q: name or database.name is needed", table)
+	}
+	for i, p := range parts {
+		if p == "" || len(p) > 64 || !utf8.ValidString(p) || strings.ContainsAny(p, "\x00") {
+			return "", fmt.Errorf("fence table %q: name or database.name is needed", table)
+		}
+		parts[i] = "`" + strings.ReplaceAll(p, "`", "``") + "`"
+	}
+	return strings.Join(parts, "."), nil
+}
+
+// fence returns the key of the counter; permits have their own.
+func (n names) fence(m driver.Mode) string {
+	if m == driver.Permit {
+		return n.gate()
+	}
+	return n.lock
+}
+
+// countTries bounds how often a counter is incremented when the table's own locks
+// are in the way.
+const countTries = 10
+
+// count increments the counter of what is held, on the very session that holds
+// it: after the loss of that, nothing can be counted any more, and nobody be told
+// a token that is larger than the next holder's.
+func (b *Backend) count(ctx context.Context, h *hold) (uint64, error) {
+	if b.dialect.fence == "" {
+		return 0, nil
+	}
+	st := dbsession.Step{Verb: doCount, Key: h.fence, Arg: describe(h.owner)}
+	err := b.pool.DoOn(ctx, h.session, &st)
+	for tries := 1; tries < countTries && isError(err, errDeadlock, errLockWait); tries++ {
+		// Counters that are new at the same moment meet in the table's gaps. Nothing
+		// was counted.
+		err = b.pool.DoOn(ctx, h.session, &st)
+	}
+	if isError(err, errNoSuchTable) && b.opt.CreateFenceTable {
+		ddl, _ := FenceTableDDL(b.opt.FenceTable) // quoted before
+		err = b.pool.Exec(ctx, h.session, ddl)
+		if err == nil {
+			err = b.pool.DoOn(ctx, h.session, &st)
+		}
+	}
+	switch {
+	case isError(err, errNoSuchTable):
+		return 0, fmt.Errorf("fence table %s: make it with the statement that FenceTableDDL returns, or set CreateFenceTable: %w", b.opt.FenceTable, err)
+	case err != nil:
+		return 0, fmt.Errorf("fence table %s: %w", b.opt.FenceTable, err)
+	case st.Result <= 0:
+		return 0, errors.New("the fence table counted to nothing")
+	}
+	return uint64(st.Result), nil
+}
+
+// count implements the verb doCount. A new counter starts at the clock, and none
+// falls behind it, so that a table that was lost, or restored from a copy, or left
+// behind by its replica gives no smaller number.
+func (d *dialect) count(c *dbsession.Conn, s *dbsession.Step) error {
+	const clock = "CAST(UNIX_TIMESTAMP(NOW(6))*1000000 AS UNSIGNED)"
+	args := c.Args(2)
+	args[0].Value, args[1].Value = s.Key, s.Arg
+	res, err := c.Exec("INSERT INTO "+d.fence+" (name, token, owner) VALUES (CAST(? AS BINARY), LAST_INSERT_ID("+clock+"), CAST(? AS BINARY))"+
+		" ON DUPLICATE KEY UPDATE token = LAST_INSERT_ID(GREATEST(token + 1, "+clock+")), owner = VALUES(owner), since = NOW(6)",
+		args)
+	if err != nil {
+		return err
+	}
+	s.Null = false
+	s.Result, err = res.LastInsertId()
+	return err
+}
+
+// describe returns the owner as text for the table.
+func describe(o driver.Owner) string {
+	s := fmt.Sprintf("%s pid %d, %s", o.Host, o.PID, o.Program)
+	if o.Note != "" {
+		s += ": " + o.Note
+	}
+	if len(s) > 255 {
+		s = strings.ToValidUTF8(s[:255], "")
+	}
+	return s
+}

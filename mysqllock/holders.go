@@ -1,0 +1,175 @@
+package mysqllock
+
+import (
+	"context"
+	sqldriver "database/sql/driver"
+	"errors"
+	"fmt"
+	"net"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/distlock-go/distlock/driver"
+	"github.com/distlock-go/distlock/internal/dbsession"
+)
+
+// permitsAtOnce is how many permits one statement looks at. Nobody knows how
+// many there are: if none of so many is held, no more are looked at.
+const permitsAtOnce = 256
+
+// Holders implements [driver.Inspector]. Of its own holdings the backend knows
+// all. Of others the server tells host and user, if the account may see them
+// (privilege PROCESS for those of other accounts), the program from the
+// connection's attributes, if there is a performance_schema, and the fence table
+// who was given the last token, when.
+func (b *Backend) Holders(ctx context.Context, resource string, mode driver.Mode) ([]driver.Holder, error) {
+	if b.bad != nil {
+		return nil, b.bad
+	}
+	n := namesOf(b.opt.Prefix + resource)
+	var held []heldName
+	var err error
+	if mode != driver.Permit {
+		held, err = b.whoHas(ctx, append([]string{n.lock}, n.slots(b.opt.Readers)...))
+	}
+	for from := 0; mode == driver.Permit && err == nil; from += permitsAtOnce {
+		permits := make([]string, permitsAtOnce)
+		for i := range permits {
+			permits[i] = n.permit(from + i)
+		}
+		var more []heldName
+		more, err = b.whoHas(ctx, permits)
+		held = append(held, more...)
+		if len(more) == 0 {
+			break
+		}
+	}
+	if err != nil || len(held) == 0 {
+		return nil, err
+	}
+	clients := b.clients(ctx, held)
+	var holders []driver.Holder
+	for _, h := range held {
+		m := mode
+		if mode != driver.Permit {
+			m = driver.Shared
+			if h.name == n.lock {
+				m = driver.Exclusive
+			}
+		}
+		own := b.own(h.name, n.hash, m)
+		if len(own) == 0 {
+			c := clients[h.id]
+			c.Mode = m
+			own = []driver.Holder{c}
+			if m == driver.Exclusive {
+				b.fromFence(ctx, n, &own[0])
+			}
+		}
+		holders = append(holders, own...)
+	}
+	return holders, nil
+}
+
+type heldName struct {
+	name string
+	id   int64
+}
+
+// whoHas returns which of the names are held, and by which connection.
+func (b *Backend) whoHas(ctx context.Context, names []string) ([]heldName, error) {
+	var q strings.Builder
+	for _, name := range names {
+		fmt.Fprintf(&q, ",IS_USED_LOCK(%s)", literal(name))
+	}
+	var held []heldName
+	var bad error
+	err := b.pool.Query(ctx, "SELECT "+q.String()[1:], func(row []sqldriver.Value) {
+		for i, v := range row {
+			var st dbsession.Step
+			if err := st.Set(text(v)); v != nil && err == nil {
+				held = append(held, heldName{names[i], st.Result})
+			} else if v != nil {
+				bad = err
+			}
+		}
+	})
+	return held, errors.Join(err, bad)
+}
+
+// own returns the holdings of this backend that stand behind a name.
+func (b *Backend) own(name, hash string, m driver.Mode) []driver.Holder {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var own []driver.Holder
+	for h := range b.held {
+		if h.key == name || h.share != nil && h.share.hash == hash && h.share.slot == name {
+			own = append(own, driver.Holder{Owner: h.owner, Mode: m, Since: h.since, Token: h.token})
+		}
+	}
+	return own
+}
+
+// clients returns what the server tells about connections; what it doesn't, or
+// doesn't tell this account, is left out.
+func (b *Backend) clients(ctx context.Context, held []heldName) map[int64]driver.Holder {
+	ids := make([]string, len(held))
+	clients := make(map[int64]driver.Holder)
+	for i, h := range held {
+		ids[i] = strconv.FormatInt(h.id, 10)
+		clients[h.id] = driver.Holder{Owner: driver.Owner{Note: "connection " + ids[i]}}
+	}
+	list := strings.Join(ids, ",")
+	change := func(id string, f func(o *driver.Owner)) {
+		n, err := strconv.ParseInt(id, 10, 64)
+		if c, ok := clients[n]; ok && err == nil {
+			f(&c.Owner)
+			clients[n] = c
+		}
+	}
+	// Errors are missing privileges, or tables.
+	b.pool.Query(ctx, "SELECT ID, HOST, USER FROM information_schema.PROCESSLIST WHERE ID IN ("+list+")", func(row []sqldriver.Value) {
+		change(text(row[0]), func(o *driver.Owner) {
+			o.Host = text(row[1])
+			if host, _, err := net.SplitHostPort(o.Host); err == nil {
+				o.Host = host
+			}
+			o.Note += " of " + text(row[2])
+		})
+	})
+	b.pool.Query(ctx, "SELECT PROCESSLIST_ID, ATTR_NAME, ATTR_VALUE FROM performance_schema.session_connect_attrs"+
+		" WHERE PROCESSLIST_ID IN ("+list+") AND ATTR_NAME IN ('program_name', '_pid')", func(row []sqldriver.Value) {
+		change(text(row[0]), func(o *driver.Owner) {
+			if text(row[1]) == "_pid" {
+				o.PID, _ = strconv.Atoi(text(row[2]))
+			} else {
+				o.Program = text(row[2])
+			}
+		})
+	})
+	return clients
+}
+
+var ownerText = regexp.MustCompile(`^(\S*) pid (\d+), ([^:]*)(?:: (.*))?$`)
+
+// fromFence adds who was given the last token.
+func (b *Backend) fromFence(ctx context.Context, n names, h *driver.Holder) {
+	if b.dialect.fence == "" {
+		return
+	}
+	b.pool.Query(ctx, "SELECT owner, UNIX_TIMESTAMP(since)*1000000, token FROM "+b.dialect.fence+
+		" WHERE name = CAST("+literal(n.fence(driver.Exclusive))+" AS BINARY)", func(row []sqldriver.Value) {
+		if m := ownerText.FindStringSubmatch(text(row[0])); m != nil {
+			h.Owner.Host, h.Owner.Program, h.Owner.Note = m[1], m[3], m[4]
+			h.Owner.PID, _ = strconv.Atoi(m[2])
+		}
+		if micros, err := strconv.ParseFloat(text(row[1]), 64); err == nil {
+			h.Since = time.UnixMicro(int64(micros))
+		}
+		h.Token, _ = strconv.ParseUint(text(row[2]), 10, 64)
+	})
+}
+
+var _ driver.Inspector = (*Backend)(nil)

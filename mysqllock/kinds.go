@@ -1,0 +1,484 @@
+package mysqllock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/distlock-go/distlock/driver"
+	"github.com/distlock-go/distlock/internal/dbsession"
+)
+
+// attempt is one call of Acquire.
+type attempt struct {
+	b        *Backend
+	r        *driver.Request
+	deadline time.Time // zero: none, or no waiting at all
+	names    names
+	sent     time.Time // when the question was sent that was granted
+}
+
+// left returns how much of the time to wait is left.
+func (a *attempt) left() time.Duration {
+	if a.deadline.IsZero() {
+		return a.r.Wait
+	}
+	return max(time.Until(a.deadline), 0)
+}
+
+// do asks any session.
+func (a *attempt) do(ctx context.Context, st *dbsession.Step) (*dbsession.Session, error) {
+	a.sent = time.Now()
+	return a.b.pool.Do(ctx, st)
+}
+
+// exclusive takes the lock itself, and waits until no reader is left. As long
+// as it has the lock, no new reader gets in.
+func (a *attempt) exclusive(ctx context.Context) (*hold, error) {
+	claim, err := a.b.pool.Claim(ctx, a.names.lock, a.left())
+	if err != nil {
+		return nil, err
+	}
+	if claim == nil {
+		return nil, driver.ErrHeld
+	}
+	if a.r.Wait == 0 {
+		return a.exclusiveAtOnce(ctx, claim)
+	}
+	slots := a.names.slots(a.b.opt.Readers)
+	s, err := a.wait(ctx, claim, a.names.lock)
+	if err != nil {
+		return nil, err
+	}
+	err = a.poll(ctx, func() (bool, error) {
+		st := dbsession.Step{Verb: doCountFree, Checks: slots}
+		if len(slots) == 0 {
+			st.Verb = dbsession.Ping // to know that it lives
+		}
+		a.sent = time.Now()
+		if err := a.b.pool.DoOn(ctx, s, &st); err != nil {
+			return false, err
+		}
+		return len(slots) == 0 || st.Result == int64(len(slots)), nil
+	})
+	if err != nil {
+		return nil, a.abandon(err, s, claim, a.names.lock)
+	}
+	return &hold{b: a.b, session: s, claim: claim, key: a.names.lock}, nil
+}
+
+func (a *attempt) exclusiveAtOnce(ctx context.Context, claim *dbsession.Claim) (*hold, error) {
+	st := dbsession.Step{Verb: doGetLock, Key: a.names.lock, Cleanup: claim.Free}
+	var slots []string
+	if a.b.opt.Readers > 0 && !a.b.dialect.quiet() {
+		slots = a.names.slots(a.b.opt.Readers)
+		st.Verb, st.Checks = doGetIfAll, slots
+	}
+	s, err := a.do(ctx, &st)
+	switch {
+	case err != nil:
+		return nil, err
+	case st.Result != 1 && st.Result != 3:
+		claim.Free()
+		return nil, driver.ErrHeld
+	case !claim.Bind(s):
+		return nil, errEnded
+	}
+	if st.Result == 3 {
+		slots = a.names.slots(a.b.opt.Readers)
+		look := dbsession.Step{Verb: doCountFree, Checks: slots}
+		if err := a.b.pool.DoOn(ctx, s, &look); err != nil {
+			return nil, a.abandon(err, s, claim, a.names.lock)
+		}
+		if look.Result != int64(len(slots)) {
+			return nil, a.abandon(driver.ErrHeld, s, claim, a.names.lock)
+		}
+	}
+	return &hold{b: a.b, session: s, claim: claim, key: a.names.lock}, nil
+}
+
+var errEnded = fmt.Errorf("%w: the session ended at the same moment", driver.ErrLost)
+
+// wait waits at the server until the claimed key is this process's. If that is
+// in vain, the claim is freed.
+func (a *attempt) wait(ctx context.Context, claim *dbsession.Claim, key string) (*dbsession.Session, error) {
+	st := dbsession.Step{Verb: doGet, Key: key, Cleanup: claim.Free}
+	s, err := a.b.pool.Do(ctx, &st)
+	if err == nil && st.Result != 1 {
+		s, err = a.b.pool.Wait(ctx, &st, a.left())
+	}
+	switch {
+	case err != nil:
+		return nil, err
+	case st.Result != 1:
+		return nil, driver.ErrHeld
+	case !claim.Bind(s):
+		return nil, driver.ErrHeld // it is to be asked again
+	}
+	return s, nil
+}
+
+// abandon gives back a key that didn't lead to a grant.
+func (a *attempt) abandon(err error, s *dbsession.Session, claim *dbsession.Claim, key string) error {
+	given := a.b.give(context.Background(), s, claim, key)
+	if given != nil && !errors.Is(given, driver.ErrLost) {
+		s.Abandon()
+	}
+	return err
+}
+
+const (
+	pollMin = 2 * time.Millisecond
+	pollMax = 50 * time.Millisecond
+)
+
+// poll asks until the answer is yes. When the time is over the error is ErrHeld.
+func (a *attempt) poll(ctx context.Context, ask func() (bool, error)) error {
+	for pause := pollMin; ; pause = min(2*pause, pollMax) {
+		yes, err := ask()
+		if err != nil {
+			return err
+		}
+		if yes {
+			return nil
+		}
+		left := a.left()
+		if left <= 0 {
+			return driver.ErrHeld
+		}
+		timer := time.NewTimer(min(pause/2+rand.N(pause), left))
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// A share is the place among the readers that all shared holdings of a resource
+// in this process have in common.
+type share struct {
+	b     *Backend
+	hash  string
+	turn  chan struct{} // has a value while somebody takes or gives back the place
+	users int           // of the share value, guarded by Backend.mu
+
+	// Guarded by turn.
+	holds   int
+	session *dbsession.Session // nil: there is no place
+	claim   *dbsession.Claim
+	slot    string
+}
+
+// share returns the share of the resource; it is to be unused again.
+func (b *Backend) share(hash string) *share {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s := b.shares[hash]
+	if s == nil {
+		s = &share{b: b, hash: hash, turn: make(chan struct{}, 1)}
+		b.shares[hash] = s
+	}
+	s.users++
+	return s
+}
+
+func (s *share) unuse() {
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	s.users--
+	if s.users == 0 {
+		delete(s.b.shares, s.hash)
+	}
+}
+
+func (s *share) enter(ctx context.Context) error {
+	select {
+	case s.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// leave ends one holding.
+func (s *share) leave(ctx context.Context, on *dbsession.Session) error {
+	if on.Dead() {
+		s.unuse()
+		return errEnded
+	}
+	if err := s.enter(ctx); err != nil {
+		return err
+	}
+	defer func() { <-s.turn }()
+	if s.session == on && s.holds == 1 {
+		err := s.b.give(ctx, on, s.claim, s.slot)
+		if err != nil && !errors.Is(err, driver.ErrLost) {
+			return err
+		}
+		s.holds, s.session = 0, nil
+		s.b.notReading(on)
+		s.unuse()
+		return err
+	}
+	if s.session == on {
+		s.holds--
+	}
+	s.unuse()
+	return nil
+}
+
+// shared takes a place among the readers, or a part of the one that this process
+// has, unless somebody has the lock itself.
+func (a *attempt) shared(ctx context.Context) (*hold, error) {
+	s := a.b.share(a.names.hash)
+	h, err := a.sharedOn(ctx, s)
+	if err != nil {
+		s.unuse()
+		return nil, err
+	}
+	return h, nil
+}
+
+func (a *attempt) sharedOn(ctx context.Context, s *share) (*hold, error) {
+	h, err := a.enterShare(ctx, s, false)
+	if a.r.Wait == 0 || !errors.Is(err, driver.ErrHeld) {
+		return h, err
+	}
+	// Wait among those who want the lock itself, and take the place while having
+	// it.
+	claim, err := a.b.pool.Claim(ctx, a.names.lock, a.left())
+	if err != nil {
+		return nil, err
+	}
+	if claim == nil {
+		return nil, driver.ErrHeld
+	}
+	on, err := a.wait(ctx, claim, a.names.lock)
+	if err != nil {
+		return nil, err
+	}
+	h, err = a.enterShare(ctx, s, true)
+	if given := a.b.give(context.Background(), on, claim, a.names.lock); given != nil && !errors.Is(given, driver.ErrLost) {
+		on.Abandon()
+	}
+	return h, err
+}
+
+// enterShare takes part in the share. locked says that this attempt has the
+// lock itself.
+func (a *attempt) enterShare(ctx context.Context, s *share, locked bool) (*hold, error) {
+	if err := s.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer func() { <-s.turn }()
+	if s.session != nil && s.session.Dead() {
+		s.session, s.holds = nil, 0
+	}
+	if s.session != nil {
+		if !locked {
+			st := dbsession.Step{Verb: doLookFree, Key: a.names.lock}
+			a.sent = time.Now()
+			if err := a.b.pool.DoOn(ctx, s.session, &st); err != nil {
+				return nil, err
+			}
+			if st.Result != 1 {
+				return nil, driver.ErrHeld
+			}
+		}
+		s.holds++
+		return &hold{b: a.b, session: s.session, share: s}, nil
+	}
+	on, err := a.b.reading(ctx)
+	if err != nil {
+		return nil, err
+	}
+	slots := a.names.slots(a.b.opt.Readers)
+	for i := range slots {
+		slot := slots[(a.b.first+i)%len(slots)]
+		claim, err := a.b.pool.Claim(ctx, slot, 0)
+		if err != nil {
+			a.b.notReading(on)
+			return nil, err
+		}
+		if claim == nil {
+			continue
+		}
+		st := dbsession.Step{Verb: doGetIf, Key: slot, Checks: []string{a.names.lock}, Cleanup: claim.Free}
+		if locked {
+			st.Verb, st.Checks = doGet, nil
+		}
+		a.sent = time.Now()
+		if err := a.b.pool.DoOn(ctx, on, &st); err != nil {
+			a.b.notReading(on)
+			return nil, err
+		}
+		if st.Result == 1 {
+			if !claim.Bind(on) {
+				a.b.notReading(on)
+				return nil, errEnded
+			}
+			s.session, s.claim, s.slot, s.holds = on, claim, slot, 1
+			return &hold{b: a.b, session: on, share: s}, nil
+		}
+		claim.Free()
+		if st.Result == 2 {
+			break
+		}
+	}
+	a.b.notReading(on)
+	return nil, driver.ErrHeld
+}
+
+// reading returns the session that holds what this process has in shared mode,
+// marked as one that does.
+func (b *Backend) reading(ctx context.Context) (*dbsession.Session, error) {
+	select {
+	case b.readTurn <- struct{}{}:
+		defer func() { <-b.readTurn }()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	if r := b.reader; r.session != nil && !r.session.Dead() {
+		b.reader.users++
+		return r.session, nil
+	}
+	names := make([]string, readingSessions)
+	first := rand.IntN(readingSessions)
+	for i := range names {
+		names[i] = readingName((first + i) % readingSessions)
+	}
+	// Only this backend's own claim could be in the way, and there is none.
+	claim, err := b.pool.Claim(ctx, slotsStart+"reading", time.Second)
+	if err != nil {
+		return nil, err
+	}
+	if claim == nil {
+		return nil, driver.ErrHeld
+	}
+	st := dbsession.Step{Verb: doGetAny, Key: slotsStart + "no-gate", Checks: names, Cleanup: claim.Free}
+	s, err := b.pool.Do(ctx, &st)
+	switch {
+	case err != nil:
+		return nil, err
+	case st.Result <= 0:
+		claim.Free()
+		return nil, driver.ErrHeld
+	case !claim.Bind(s):
+		return nil, errEnded
+	}
+	b.reader.session, b.reader.claim, b.reader.name, b.reader.users = s, claim, names[st.Result-1], 1
+	return s, nil
+}
+
+// notReading ends one use of the session. The mark goes with the last.
+func (b *Backend) notReading(s *dbsession.Session) {
+	b.readTurn <- struct{}{}
+	defer func() { <-b.readTurn }()
+	r := &b.reader
+	if r.session != s {
+		return // it has ended, and another took its place
+	}
+	if r.users--; r.users > 0 {
+		return
+	}
+	r.session = nil
+	if err := b.give(context.Background(), s, r.claim, r.name); err != nil && !errors.Is(err, driver.ErrLost) {
+		s.Abandon()
+	}
+}
+
+// permit takes one of the permits. Those who wait do so in the line for a gate;
+// the first of them looks for a permit now and then.
+func (a *attempt) permit(ctx context.Context) (*hold, error) {
+	if a.r.Wait == 0 {
+		return a.anyPermit(ctx, a.r.Queue)
+	}
+	gate := a.names.gate()
+	claim, err := a.b.pool.Claim(ctx, gate, a.left())
+	if err != nil {
+		return nil, err
+	}
+	if claim == nil {
+		return nil, driver.ErrHeld
+	}
+	s, err := a.wait(ctx, claim, gate)
+	if err != nil {
+		return nil, err
+	}
+	var h *hold
+	err = a.poll(ctx, func() (bool, error) {
+		if s.Dead() {
+			return false, driver.ErrHeld
+		}
+		var err error
+		h, err = a.anyPermit(ctx, false)
+		if errors.Is(err, driver.ErrHeld) {
+			return false, nil
+		}
+		return err == nil, err
+	})
+	return h, a.abandon(err, s, claim, gate)
+}
+
+// tryAtOnce bounds how many permits one statement tries.
+const tryAtOnce = 32
+
+// anyPermit takes a permit that is free, unless somebody waits for one and that
+// is to be respected.
+func (a *attempt) anyPermit(ctx context.Context, respect bool) (*hold, error) {
+	gate := slotsStart + "no-gate"
+	if respect {
+		gate = a.names.gate()
+	}
+	start := rand.IntN(a.r.Limit)
+	var claims []*dbsession.Claim
+	var names []string
+	for i := range a.r.Limit {
+		name := a.names.permit((start + i) % a.r.Limit)
+		claim, err := a.b.pool.Claim(ctx, name, 0)
+		if err != nil {
+			return nil, err
+		}
+		if claim != nil {
+			claims = append(claims, claim)
+			names = append(names, name)
+		}
+		if len(claims) == 0 || len(claims) < tryAtOnce && i+1 < a.r.Limit {
+			continue
+		}
+		tried := claims
+		st := dbsession.Step{Verb: doGetAny, Key: gate, Checks: names}
+		st.Cleanup = func() { freeAllBut(tried, -1) }
+		s, err := a.do(ctx, &st)
+		if err != nil {
+			return nil, err
+		}
+		taken := -1
+		if st.Result > 0 {
+			taken = min(int(st.Result), len(claims)) - 1
+		}
+		freeAllBut(claims, taken)
+		switch {
+		case taken >= 0 && !claims[taken].Bind(s):
+			return nil, errEnded
+		case taken >= 0:
+			return &hold{b: a.b, session: s, claim: claims[taken], key: names[taken]}, nil
+		case st.Result < 0:
+			return nil, driver.ErrHeld
+		}
+		claims, names = nil, nil
+	}
+	return nil, driver.ErrHeld
+}
+
+func freeAllBut(claims []*dbsession.Claim, but int) {
+	for i, c := range claims {
+		if i != but {
+			c.Free()
+		}
+	}
+}

@@ -1,0 +1,277 @@
+package mysqllock
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/distlock-go/distlock/driver"
+	"github.com/distlock-go/distlock/internal/dbsession"
+)
+
+// Options tune a [Backend]. Nil and the zero value are the defaults.
+type Options struct {
+	// Prefix is put before each resource. Locks of GET_LOCK are those of the whole
+	// server, whatever the database: a prefix keeps applications apart. .NET
+	// services use none.
+	Prefix string
+
+	// MaxSessions is how many connections may be in use at once. Default 8; of a
+	// pool with a limit never more than half, but one.
+	MaxSessions int
+
+	// MaxWaiting is how many of them may wait for a lock at the server. Default
+	// half of MaxSessions. Waiters beyond that ask again and again, in common
+	// statements.
+	MaxWaiting int
+
+	// Readers is how many processes may hold one resource in shared mode at once:
+	// each takes one of as many places. All users of a server must have the same
+	// number, or writers don't see all readers. Default 16, at most 64; negative is
+	// no shared mode, on condition that nobody else on the server has it.
+	Readers int
+
+	// Heartbeat is the pause between two proofs that a connection lives. A dead
+	// one is noticed within twice that. Default 5 s, at least 100 ms. The server frees the
+	// locks of a client that vanished after three times that.
+	Heartbeat time.Duration
+
+	// IdleTimeout is how long a connection without locks is kept, two heartbeats at
+	// most, which is the default.
+	IdleTimeout time.Duration
+
+	// FenceTable is the table that counts the fencing tokens, as name or
+	// database.name. Empty means that there are no tokens. [FenceTableDDL] makes it.
+	FenceTable string
+
+	// CreateFenceTable makes the table if it isn't there.
+	CreateFenceTable bool
+}
+
+func (o *Options) withDefaults() (Options, error) {
+	var full Options
+	if o != nil {
+		full = *o
+	}
+	if full.MaxSessions == 0 {
+		full.MaxSessions = 8
+	}
+	if full.MaxWaiting == 0 {
+		full.MaxWaiting = full.MaxSessions / 2
+	}
+	if full.Readers == 0 {
+		full.Readers = 16
+	}
+	full.Readers = max(full.Readers, 0)
+	if full.Heartbeat == 0 {
+		full.Heartbeat = 5 * time.Second
+	}
+	if full.IdleTimeout == 0 {
+		full.IdleTimeout = 2 * full.Heartbeat
+	}
+	switch {
+	case full.MaxSessions < 0:
+		return full, fmt.Errorf("negative Options.MaxSessions: %d", full.MaxSessions)
+	case full.Readers > 64:
+		return full, fmt.Errorf("Options.Readers of %d: at most 64", full.Readers)
+	case full.Heartbeat < 100*time.Millisecond:
+		return full, fmt.Errorf("Options.Heartbeat of %v: at least 100ms", full.Heartbeat)
+	case full.IdleTimeout < 0:
+		return full, fmt.Errorf("negative Options.IdleTimeout: %v", full.IdleTimeout)
+	case full.CreateFenceTable && full.FenceTable == "":
+		return full, errors.New("Options.CreateFenceTable without a FenceTable")
+	}
+	full.MaxWaiting = max(full.MaxWaiting, 0)
+	return full, nil
+}
+
+// Backend locks on a MySQL or MariaDB server. Its methods are safe for
+// concurrent use.
+type Backend struct {
+	db      *sql.DB
+	ownDB   bool
+	opt     Options
+	bad     error
+	dialect *dialect
+	pool    *dbsession.Pool
+	first   int // the place where this process begins to look for one
+
+	readTurn chan struct{} // has a value while somebody uses reader
+	reader   struct {
+		session *dbsession.Session
+		claim   *dbsession.Claim
+		name    string
+		users   int // shares on it, or on their way
+	}
+
+	mu     sync.Mutex
+	shares map[string]*share
+	fenced bool // the table is known to be there
+	held   map[*hold]struct{}
+}
+
+// New returns a backend that takes its connections from db, which stays the
+// caller's to close, after the backend. It does no I/O; options that can't be
+// meant are reported by the first Acquire.
+func New(db *sql.DB, o *Options) *Backend { return newBackend(db, o, nil) }
+
+func newBackend(db *sql.DB, o *Options, connect func(context.Context) (*sql.Conn, func(), error)) *Backend {
+	b := &Backend{db: db, dialect: newDialect(), readTurn: make(chan struct{}, 1), shares: make(map[string]*share), held: make(map[*hold]struct{})}
+	b.opt, b.bad = o.withDefaults()
+	if b.bad == nil && b.opt.FenceTable != "" {
+		b.dialect.fence, b.bad = quoteTable(b.opt.FenceTable)
+	}
+	b.dialect.slots = b.opt.Readers
+	// A lost lock is announced two heartbeats after the last sign of life; only
+	// then may the server free it by itself.
+	b.dialect.vanish = max(3*b.opt.Heartbeat, time.Second)
+	b.first = rand.IntN(max(b.opt.Readers, 1))
+	b.pool = dbsession.New(db, b.dialect, dbsession.Options{
+		MaxSessions: b.opt.MaxSessions, MaxWaiting: b.opt.MaxWaiting,
+		Heartbeat: b.opt.Heartbeat, IdleTimeout: b.opt.IdleTimeout, Connect: connect,
+	})
+	return b
+}
+
+// Info implements [driver.Backend].
+func (b *Backend) Info() driver.Info {
+	modes := driver.ModesOf(driver.Exclusive, driver.Permit)
+	if b.opt.Readers > 0 {
+		modes |= driver.ModesOf(driver.Shared)
+	}
+	return driver.Info{Name: "mysql", Modes: modes, AnswersWithin: b.opt.Heartbeat}
+}
+
+// Close implements [driver.Backend].
+func (b *Backend) Close() error {
+	b.pool.Close()
+	if b.ownDB {
+		return b.db.Close()
+	}
+	return nil
+}
+
+// Acquire implements [driver.Backend].
+func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	if b.bad != nil {
+		return driver.Grant{}, b.bad
+	}
+	if err := ctx.Err(); err != nil {
+		return driver.Grant{}, context.Cause(ctx)
+	}
+	var deadline time.Time
+	if r.Wait > 0 && r.Wait < driver.Forever {
+		deadline = time.Now().Add(r.Wait)
+	}
+	a := &attempt{b: b, r: &r, deadline: deadline, names: namesOf(b.opt.Prefix + r.Resource)}
+	var h *hold
+	var err error
+	switch r.Mode {
+	case driver.Exclusive:
+		h, err = a.exclusive(ctx)
+	case driver.Shared:
+		h, err = a.shared(ctx)
+	case driver.Permit:
+		h, err = a.permit(ctx)
+	default:
+		return driver.Grant{}, errors.ErrUnsupported
+	}
+	if err != nil {
+		return driver.Grant{}, explain(err)
+	}
+	h.fence, h.owner, h.mode, h.since = a.names.fence(r.Mode), r.Owner, r.Mode, time.Now()
+	token, err := b.count(ctx, h)
+	if err != nil {
+		return driver.Grant{}, errors.Join(err, h.Release(context.WithoutCancel(ctx)))
+	}
+	b.mu.Lock()
+	h.token = token
+	b.held[h] = struct{}{}
+	b.mu.Unlock()
+	return driver.Grant{Hold: h, Token: token, Session: h.session, Sent: a.sent}, nil
+}
+
+// hold is one holding.
+type hold struct {
+	b       *Backend
+	session *dbsession.Session
+	claim   *dbsession.Claim // of key; nil if it is a share
+	key     string
+	share   *share
+
+	fence string
+	owner driver.Owner
+	mode  driver.Mode
+	since time.Time
+	token uint64 // guarded by Backend.mu
+
+	mu     sync.Mutex
+	step   *dbsession.Step // the release, when it was sent
+	done   bool
+	result error
+}
+
+// Release implements [driver.Hold].
+func (h *hold) Release(ctx context.Context) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.done {
+		return h.result
+	}
+	var err error
+	if h.share != nil {
+		err = h.share.leave(ctx, h.session)
+	} else {
+		if h.step == nil {
+			h.step = &dbsession.Step{Verb: doRelease, Key: h.key}
+			h.b.pool.Send(ctx, h.session, h.step)
+		}
+		if err = h.b.given(ctx, h.step, h.claim); err != nil && ctx.Err() == nil {
+			h.step = nil // refused, and to be sent again
+		}
+	}
+	if err == nil || errors.Is(err, driver.ErrLost) {
+		h.done, h.result = true, err
+		h.b.mu.Lock()
+		delete(h.b.held, h)
+		h.b.mu.Unlock()
+	}
+	return err
+}
+
+// Pass implements [driver.Passer].
+func (h *hold) Pass(ctx context.Context) (uint64, error) {
+	token, err := h.b.count(ctx, h)
+	if err != nil {
+		return 0, err
+	}
+	h.b.mu.Lock()
+	defer h.b.mu.Unlock()
+	h.token, h.since = token, time.Now()
+	return token, nil
+}
+
+// give releases the key in the database, and then the claim.
+func (b *Backend) give(ctx context.Context, s *dbsession.Session, c *dbsession.Claim, key string) error {
+	st := &dbsession.Step{Verb: doRelease, Key: key}
+	b.pool.Send(ctx, s, st)
+	return b.given(ctx, st, c)
+}
+
+// given waits for the answer to a release.
+func (b *Backend) given(ctx context.Context, st *dbsession.Step, c *dbsession.Claim) error {
+	err := b.pool.Await(ctx, st)
+	switch {
+	case errors.Is(err, driver.ErrLost):
+	case err != nil:
+		return err
+	case st.Result != 1:
+		err = fmt.Errorf("%w: the server says that its session doesn't hold it", driver.ErrLost)
+	}
+	c.Free()
+	return err
+}

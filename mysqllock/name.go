@@ -1,0 +1,114 @@
+package mysqllock
+
+import (
+	"crypto/sha512"
+	"fmt"
+	"strings"
+	"unicode"
+	"unicode/utf16"
+)
+
+// maxName is how many UTF-16 code units the name of a lock may have. MySQL's
+// limit is 64 characters, MariaDB's 192 bytes, which are 64 characters too.
+const maxName = 64
+
+const (
+	hashLen    = 32
+	base32     = "abcdefghijklmnopqrstuvwxyz234567"
+	slotsStart = "distlock/"
+)
+
+// LockName returns the name that a resource has in GET_LOCK: the resource
+// itself if it is not longer than 64 UTF-16 code units and lower case. Else the
+// first 32 of them in lower case, and a hash: MySQL doesn't tell cases apart. So
+// does a resource that has characters which a server can't hold.
+//
+// The .NET library Medallion.Threading gives the same names.
+func LockName(resource string) string {
+	plain, units := true, 0
+	for _, r := range resource {
+		switch {
+		case r == 0 || r > 0xFFFF || unicode.ToLower(r) != r:
+			plain = false
+		}
+		units += utf16.RuneLen(r)
+	}
+	if plain && units <= maxName {
+		return resource
+	}
+	var b strings.Builder
+	left := maxName - hashLen
+	for _, r := range resource {
+		if left -= utf16.RuneLen(r); left < 0 {
+			break
+		}
+		switch {
+		case r == 0 || r > 0xFFFF || r == 0x130:
+			b.WriteByte('_')
+		default:
+			b.WriteRune(unicode.ToLower(r))
+		}
+	}
+	b.WriteString(hash(resource))
+	return b.String()
+}
+
+// hash returns 160 bits of the resource's SHA-512, five to a letter, the least
+// significant of each byte first.
+func hash(resource string) string {
+	sum := sha512.Sum512([]byte(resource))
+	var out [hashLen]byte
+	buffer, bits, next := uint32(0), 0, 0
+	for i := range out {
+		if bits < 5 {
+			buffer |= uint32(sum[next]) << bits
+			next++
+			bits += 8
+		}
+		out[i] = base32[buffer&31]
+		buffer >>= 5
+		bits -= 5
+	}
+	return string(out[:])
+}
+
+// names are those of the locks that one resource is made of.
+type names struct {
+	lock string // exclusive
+	hash string
+}
+
+func namesOf(resource string) names {
+	return names{lock: LockName(resource), hash: hash(resource)}
+}
+
+// slots returns the names of the places of readers, or nil if there are none.
+func (n names) slots(count int) []string {
+	const width = len(slotsStart) + 5 + hashLen
+	if count <= 0 {
+		return nil
+	}
+	var b strings.Builder
+	b.Grow(count * width)
+	for i := range count {
+		b.WriteString(slotsStart)
+		b.WriteByte('r')
+		b.WriteByte('0' + byte(i/100))
+		b.WriteByte('0' + byte(i/10%10))
+		b.WriteByte('0' + byte(i%10))
+		b.WriteByte('/')
+		b.WriteString(n.hash)
+	}
+	all := b.String()
+	slots := make([]string, count)
+	for i := range slots {
+		slots[i] = all[i*width : (i+1)*width]
+	}
+	return slots
+}
+
+// permit returns the name of one permit of the semaphore.
+func (n names) permit(i int) string { return fmt.Sprintf("%sp%d/%s", slotsStart, i, n.hash) }
+
+// gate returns the name of what the one holds who waits for a permit.
+func (n names) gate() string { return slotsStart + "wait/" + n.hash }

@@ -1,0 +1,7 @@
+//go:build unix && !linux
+
+package mysqllock
+
+import "syscall"
+
+func dieWithUs() *syscall.SysProcAttr { return nil }
