@@ -189,10 +189,11 @@ func forbidden(err error) bool {
 
 // advice is what to say to the user, by code.
 var advice = map[bloberror.Code]string{
-	bloberror.ContainerNotFound:                 "the container doesn't exist: create it, or set Options.CreateContainer",
+	bloberror.ContainerNotFound:                 "the container doesn't exist: create it, or set Options.CreateContainer (create_container=true in the URL)",
 	bloberror.ContainerBeingDeleted:             "the container is being deleted: it can be created again in half a minute or more",
 	bloberror.ContainerDisabled:                 "the container is disabled",
 	bloberror.BlobNotFound:                      "the blob doesn't exist, and isn't this backend's to create",
+	bloberror.ResourceNotFound:                  "there is nothing at this address: are account, endpoint and container right?",
 	bloberror.AccountIsDisabled:                 "the storage account is disabled",
 	bloberror.AuthenticationFailed:              "the service doesn't accept the credential: is it for this account, has the SAS expired, is this host's clock right?",
 	bloberror.InvalidAuthenticationInfo:         "the service doesn't accept the credential: is it for this account and tenant?",
