@@ -28,9 +28,16 @@ test: deps
 	$(GO) test -race -shuffle=on $(TESTFLAGS) work
 	@$(MAKE) --no-print-directory vet
 
-# The race detector needs cgo, and that a C compiler.
+# The emulator of Azure that azurelock's tests install needs Node.js and npm. The
+# race detector needs cgo, and that a C compiler.
 .PHONY: deps
 deps:
+	@if ! { command -v node && command -v npm; } >/dev/null && command -v apt-get >/dev/null; then \
+		sudo=; if [ "$$(id -u)" != 0 ]; then sudo='sudo -n'; fi; \
+		echo 'installing Node.js and npm for the tests of azurelock'; \
+		{ $$sudo apt-get update -qq && $$sudo apt-get install -qq -y --no-install-recommends nodejs npm; } || \
+			echo 'WARNING: no Node.js: azurelock is NOT TESTED' >&2; \
+	fi
 	@ready() { [ "$$($(GO) env GOOS)" = darwin ] || [ "$$($(GO) env CGO_ENABLED)" = 1 ]; }; \
 	if ready; then exit 0; fi; \
 	if command -v apt-get >/dev/null; then \

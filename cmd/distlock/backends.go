@@ -1,6 +1,7 @@
 package main
 
 import (
+	_ "github.com/distlock-go/distlock/azurelock"
 	_ "github.com/distlock-go/distlock/filelock"
 	_ "github.com/distlock-go/distlock/locallock"
 )
@@ -10,5 +11,6 @@ import (
 var backends = []struct{ url, what string }{
 	{"file:", "lock files of this user on this host; the default"},
 	{"file:///var/locks", "lock files in a directory, for all who may write there"},
+	{"azblob://container", "leases on blobs in Azure Storage, for all hosts; secrets in AZURE_STORAGE_*"},
 	{"local:", "inside this process only: to try things out"},
 }
