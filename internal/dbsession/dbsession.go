@@ -261,6 +261,7 @@ func (p *Pool) run(ctx context.Context, s *Session, st *Step) (*Session, error) 
 		st.left = true
 	case stepFinished:
 		err = st.err // the answer came at the same moment
+	case stepNew: // it was never sent
 	}
 	ran := st.ran
 	p.mu.Unlock()

@@ -79,7 +79,10 @@ func (p *Pool) inPlace(ctx context.Context, st *Step, over <-chan time.Time) (s 
 			return s, err != nil, err
 		case <-over:
 			p.leave(w)
-			return nil, true, p.cleanUp(st)
+			if st.Cleanup != nil {
+				st.Cleanup()
+			}
+			return nil, true, nil
 		case <-ctx.Done():
 			err = context.Cause(ctx)
 		case <-p.life.Done():
@@ -88,14 +91,6 @@ func (p *Pool) inPlace(ctx context.Context, st *Step, over <-chan time.Time) (s 
 		p.leave(w)
 		return nil, false, err
 	}
-}
-
-// cleanUp calls the step's Cleanup.
-func (p *Pool) cleanUp(st *Step) error {
-	if st.Cleanup != nil {
-		st.Cleanup()
-	}
-	return nil
 }
 
 // forever is longer than anybody waits, and what servers accept.
@@ -114,7 +109,7 @@ func (p *Pool) mayWait() bool {
 			spare = spare || s.holds == 0 && !s.busy
 		}
 	}
-	if len(p.sessions)+p.opening >= limit && !(spare && shared > 1) {
+	if len(p.sessions)+p.opening >= limit && (!spare || shared <= 1) {
 		return false
 	}
 	p.waiting++
