@@ -240,10 +240,15 @@ func (p *Pool) DoOn(ctx context.Context, s *Session, st *Step) error {
 func (p *Pool) run(ctx context.Context, s *Session, st *Step) (*Session, error) {
 	err := context.Cause(ctx)
 	end := time.Now().Add(p.opt.Heartbeat)
+	asked := st
 	for again := s == nil; err == nil; again = false {
+		// A session that has died may still be about to set the result of what it was
+		// asked.
+		st = new(*asked)
 		p.Send(ctx, s, st)
 		err = p.await(ctx, st, end)
 		if err == nil {
+			asked.Result, asked.Null = st.Result, st.Null
 			return st.ran, nil
 		}
 		if !again || !errors.Is(err, driver.ErrLost) {
@@ -260,7 +265,8 @@ func (p *Pool) run(ctx context.Context, s *Session, st *Step) (*Session, error) 
 	case stepRunning:
 		st.left = true
 	case stepFinished:
-		err = st.err // the answer came at the same moment
+		// The answer came at the same moment.
+		err, asked.Result, asked.Null = st.err, st.Result, st.Null
 	case stepNew: // it was never sent
 	}
 	ran := st.ran

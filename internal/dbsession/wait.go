@@ -237,8 +237,7 @@ func (p *Pool) waitOn(ctx context.Context, s *Session, st *Step, deadline time.T
 	var err error
 	select {
 	case <-w.outer.ready:
-		err = p.waited(w)
-		st.Result, st.Null = w.step.Result, w.step.Null
+		st.Result, err = p.waited(w)
 		if (err != nil || st.Result == 0) && st.Cleanup != nil {
 			st.Cleanup()
 		}
@@ -268,27 +267,31 @@ type ownWait struct {
 	outer Step // that waits
 }
 
-// waited deals with the answer: the session becomes one of the shared.
-func (p *Pool) waited(w *ownWait) error {
+// waited deals with the answer and returns the result: the session becomes one
+// of the shared. The statement of one that is dead may still be under way.
+func (p *Pool) waited(w *ownWait) (result int64, err error) {
 	defer p.doneWaiting()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	err := w.outer.err
-	if w.s.dead || errors.Is(err, ErrInterrupted) {
-		// Nothing was held. The caller asks again, and is told what is the matter,
-		// if it is the server.
-		w.step.Result, err = 0, nil
+	if w.s.dead {
+		// Nothing is held. The caller asks again, and is told what is the matter, if
+		// it is the server.
+		return 0, nil
 	}
-	if !w.s.dead {
-		w.s.state = sessionShared
-		if err == nil && w.step.Result != 0 {
-			w.s.holds++
-		}
-		if !w.s.busy {
-			p.rouse(w.s) // to look at the queue
-		}
+	w.s.state = sessionShared
+	if !w.s.busy {
+		p.rouse(w.s) // to look at the queue
 	}
-	return err
+	switch err := w.outer.err; {
+	case errors.Is(err, ErrInterrupted):
+		return 0, nil
+	case err != nil:
+		return 0, err
+	}
+	if w.step.Result != 0 {
+		w.s.holds++
+	}
+	return w.step.Result, nil
 }
 
 // stopWaiting ends a wait that nobody waits for any more.
@@ -332,7 +335,7 @@ func (p *Pool) stopWaiting(w *ownWait, timedOut bool) {
 
 // backOut gives back what came too late.
 func (p *Pool) backOut(w *ownWait) {
-	if p.waited(w) == nil && w.step.Result != 0 {
+	if result, err := p.waited(w); err == nil && result != 0 {
 		if undo := p.dialect.Undo(&w.step); undo != nil {
 			err := p.DoOn(context.Background(), w.s, undo)
 			p.mu.Lock()
