@@ -28,9 +28,24 @@ test: deps
 	$(GO) test -race -shuffle=on $(TESTFLAGS) work
 	@$(MAKE) --no-print-directory vet
 
-# The race detector needs cgo, and that a C compiler.
+# The emulator of Azure that azurelock's tests install needs Node.js and npm, and
+# those of mysqllock MariaDB (they fetch MySQL by themselves). The race detector
+# needs cgo, and that a C compiler.
 .PHONY: deps
 deps:
+	@if ! { command -v node && command -v npm; } >/dev/null && command -v apt-get >/dev/null; then \
+		sudo=; if [ "$$(id -u)" != 0 ]; then sudo='sudo -n'; fi; \
+		echo 'installing Node.js and npm for the tests of azurelock'; \
+		{ $$sudo apt-get update -qq && $$sudo apt-get install -qq -y --no-install-recommends nodejs npm; } || \
+			echo 'WARNING: no Node.js: azurelock is NOT TESTED' >&2; \
+	fi
+	@export PATH="$$PATH:/usr/sbin"; \
+	if ! { command -v mariadbd && command -v mariadb-install-db && command -v my_print_defaults; } >/dev/null && command -v apt-get >/dev/null; then \
+		sudo=; if [ "$$(id -u)" != 0 ]; then sudo='sudo -n'; fi; \
+		echo 'installing MariaDB for the tests of mysqllock'; \
+		{ $$sudo apt-get update -qq && $$sudo apt-get install -qq -y --no-install-recommends mariadb-server-core mariadb-client-core; } || \
+			echo 'WARNING: no MariaDB: mysqllock is NOT TESTED with it' >&2; \
+	fi
 	@ready() { [ "$$($(GO) env GOOS)" = darwin ] || [ "$$($(GO) env CGO_ENABLED)" = 1 ]; }; \
 	if ready; then exit 0; fi; \
 	if command -v apt-get >/dev/null; then \

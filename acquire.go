@@ -191,8 +191,9 @@ func (l *Locker) askFromPlace(ctx context.Context, h *holding, resource string, 
 	req := driver.Request{
 		Resource: resource, Mode: r.mode, Limit: r.limit, TTL: l.options.TTL, Owner: l.newOwner(),
 	}
+	refusal, _ := admission.Note.(answer)
 	for {
-		a, pending, err := l.ask(ctx, r, contended, noteWaiting, func(ctx context.Context, wait time.Duration, queue bool) (driver.Grant, error) {
+		a, pending, err := l.ask(ctx, r, contended, noteWaiting, refusal, func(ctx context.Context, wait time.Duration, queue bool) (driver.Grant, error) {
 			req := req
 			req.Wait, req.Queue = wait, queue
 			g, err := l.backend.Acquire(ctx, req)
@@ -206,12 +207,17 @@ func (l *Locker) askFromPlace(ctx context.Context, h *holding, resource string, 
 			return false, err
 		}
 		if err != nil {
+			if errors.Is(a.err, driver.ErrHeld) {
+				l.queue.Retire(&h.place, a)
+				return false, err
+			}
 			l.queue.Leave(&h.place)
 			if !a.definite() {
 				l.inBackground(func() { l.undo(req) })
 			}
 			return false, err
 		}
+		refusal = answer{}
 		t := &tenure{hold: a.grant.Hold, token: a.grant.Token, since: time.Now()}
 		if err := l.stopped(ctx, contended); err != nil {
 			l.giveUp(t, h, nil)
@@ -318,6 +324,7 @@ type answer struct {
 	grant driver.Grant
 	sent  reading // just before the question that was answered went out
 	err   error
+	pause time.Duration // until the next question, if it is to be asked again
 }
 
 // definite reports whether it is known that the store granted nothing.
@@ -330,16 +337,23 @@ type question = func(ctx context.Context, wait time.Duration, queue bool) (drive
 
 // ask asks the store until it grants, fails, or the time or ctx is over. The
 // first try doesn't wait, so that contention is always seen; waiting, if not
-// nil, is called then. If the last question is unanswered when ask returns, its
-// answer will come through pending, and the error says why it wasn't waited for.
-func (l *Locker) ask(ctx context.Context, r *request, contended bool, waiting func(), q question) (a answer, pending <-chan answer, err error) {
-	limit := max(r.left(), leastAnswer)
-	if r.timeout == 0 {
-		limit = loneAnswer
-	}
-	a, pending, err = l.askOnce(ctx, r, contended, limit, q, 0, r.timeout != 0)
-	if pending != nil || !errors.Is(a.err, driver.ErrHeld) {
-		return a, pending, err
+// nil, is called then. What the store told somebody else a moment ago, before, if
+// that isn't zero, stands for the first try. If the last question is unanswered
+// when ask returns, its answer will come through pending, and the error says why
+// it wasn't waited for.
+func (l *Locker) ask(ctx context.Context, r *request, contended bool, waiting func(), before answer, q question) (a answer, pending <-chan answer, err error) {
+	inherited := before.err != nil && l.pollMin > 0
+	if inherited {
+		a = before
+	} else {
+		limit := max(r.left(), leastAnswer)
+		if r.timeout == 0 {
+			limit = loneAnswer
+		}
+		a, pending, err = l.askOnce(ctx, r, contended, limit, q, 0, r.timeout != 0)
+		if pending != nil || !errors.Is(a.err, driver.ErrHeld) {
+			return a, pending, err
+		}
 	}
 	if waiting != nil {
 		waiting()
@@ -351,13 +365,27 @@ func (l *Locker) ask(ctx context.Context, r *request, contended bool, waiting fu
 	if most <= 0 {
 		most = time.Second
 	}
+	pause = max(pause, a.pause)
 	for polling := l.pollMin > 0; ; polling = true {
 		left := r.left()
 		if left <= 0 {
 			return a, nil, timedOut(r, true)
 		}
 		if polling {
-			if err := l.pause(ctx, min(jitter(pause), left)); err != nil {
+			nap := jitter(pause)
+			if inherited {
+				age := now().since(a.sent)
+				nap = max(nap-age, 0)
+				if nap >= left && age+left <= leastAnswer {
+					// A last try would come right after that of the one before.
+					err := l.pause(ctx, left)
+					if err == nil {
+						err = timedOut(r, true)
+					}
+					return a, nil, err
+				}
+			}
+			if err := l.pause(ctx, min(nap, left)); err != nil {
 				return a, nil, err
 			}
 			pause = min(2*pause, most)
@@ -369,6 +397,7 @@ func (l *Locker) ask(ctx context.Context, r *request, contended bool, waiting fu
 		if pending != nil || !errors.Is(a.err, driver.ErrHeld) {
 			return a, pending, err
 		}
+		a.pause, inherited = pause, false
 	}
 }
 

@@ -707,3 +707,96 @@ func TestErrorTexts(t *testing.T) {
 		}
 	})
 }
+
+// questions returns how many questions the store was asked in each second.
+func questions(s *store, start time.Time) map[int]int {
+	in := make(map[int]int)
+	for _, at := range s.times("acquire") {
+		in[int(at.Sub(start)/time.Second)]++
+	}
+	return in
+}
+
+func TestP19_WaitersWhoGiveUpTogetherAskNoMore(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newStore()
+		s.info.PollMin, s.info.PollMax = 200*time.Millisecond, time.Second
+		s.answer = heldByAnotherAtOnce
+		l := newLocker(t, s, nil)
+		start := time.Now()
+		var all sync.WaitGroup
+		for range 1000 {
+			all.Go(func() {
+				_, err := l.Acquire(t.Context(), "a", distlock.Timeout(5*time.Second))
+				if !errors.Is(err, distlock.ErrNotAcquired) {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		if d := time.Since(start); d != 5*time.Second {
+			t.Errorf("they gave up after %v", d)
+		}
+		for second, n := range questions(s, start) {
+			if n > 4 {
+				t.Errorf("%d questions in second %d", n, second)
+			}
+		}
+		if last := s.times("acquire"); time.Since(last[len(last)-1]) > 100*time.Millisecond {
+			t.Errorf("no last try: the last question was %v before the end", time.Since(last[len(last)-1]))
+		}
+	})
+}
+
+func TestP19_WaitersWhoComeAndGoAskAtThePaceOfOne(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newStore()
+		s.info.PollMin, s.info.PollMax = 200*time.Millisecond, time.Second
+		s.answer = heldByAnotherAtOnce
+		l := newLocker(t, s, nil)
+		start := time.Now()
+		var all sync.WaitGroup
+		for range 500 {
+			all.Go(func() {
+				_, err := l.Acquire(t.Context(), "a", distlock.Timeout(150*time.Millisecond))
+				if !errors.Is(err, distlock.ErrNotAcquired) {
+					t.Error(err)
+				}
+			})
+			time.Sleep(10 * time.Millisecond)
+		}
+		all.Wait()
+		for second, n := range questions(s, start) {
+			if n > 11 { // a refusal is as good as a last try for 100 ms
+				t.Errorf("%d questions in second %d", n, second)
+			}
+		}
+	})
+}
+
+func TestP18_NextInLineAsksThoughTheOneBeforeWasRefused(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newStore()
+		s.info.PollMin, s.info.PollMax = 200*time.Millisecond, time.Second
+		l, other := newLocker(t, s, nil), newLocker(t, s, nil)
+		held := mustAcquire(t, other, "a")
+		ctx, cancel := context.WithCancel(t.Context())
+		first := make(chan error)
+		go func() {
+			_, err := l.Acquire(ctx, "a")
+			first <- err
+		}()
+		synctest.Wait()
+		start := time.Now()
+		got := make(chan *distlock.Lock)
+		go func() { got <- mustAcquire(t, l, "a", distlock.Timeout(10*time.Second)) }()
+		time.Sleep(5 * time.Second)
+		cancel()
+		wantErr(t, <-first, []error{context.Canceled})
+		mustRelease(t, held)
+		mustRelease(t, <-got)
+		if d := time.Since(start); d > 5*time.Second+1500*time.Millisecond {
+			t.Errorf("the next got it %v after it came free", d-5*time.Second)
+		}
+	})
+}

@@ -42,6 +42,8 @@ func Register(scheme string, open func(ctx context.Context, u *url.URL) (driver.
 //
 //	local:                           in-process
 //	file:///var/locks                lock files in a directory
+//	mysql://user@host:3306/db        user locks of a MySQL or MariaDB server
+//	azblob://container               leases on blobs in Azure Storage
 //
 // The scheme picks the backend, whose package must be linked in:
 //

@@ -31,22 +31,28 @@ func (h *holding) release(ctx context.Context) error {
 		return nil
 	}
 	m.watched.cleanup.Stop()
-	e := h.event()
+	var err error
+	trace := l.options.Trace.Released
+	var e Event
+	if trace != nil { // else it isn't worth its cost
+		e = h.event()
+	}
 	if m.tenure == nil {
 		l.queue.Leave(&h.place)
 	} else {
 		upgrading := h.upgrading()
 		if upgrading != nil || !l.passOn(m.tenure, h) {
-			e.Err = l.giveBack(ctx, m.tenure, h, upgrading)
+			err = l.giveBack(ctx, m.tenure, h, upgrading)
 			l.queue.Leave(&h.place)
 		}
 	}
-	m.result = e.Err
+	m.result = err
 	close(m.released)
-	if trace := l.options.Trace.Released; trace != nil {
+	if trace != nil {
+		e.Err = err
 		trace(e)
 	}
-	return e.Err
+	return err
 }
 
 // watchFor arranges for dropped to be called when lock is dropped.

@@ -361,3 +361,7 @@ func heldByAnother(ctx context.Context, r driver.Request) (driver.Grant, bool, e
 type storeError struct{ code int }
 
 func (e *storeError) Error() string { return fmt.Sprintf("store error %d", e.code) }
+
+func heldByAnotherAtOnce(context.Context, driver.Request) (driver.Grant, bool, error) {
+	return driver.Grant{}, true, driver.ErrHeld
+}

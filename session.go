@@ -36,6 +36,7 @@ type keeper struct {
 	holders  map[*tenure]*holding
 	renewing bool
 	stopping bool
+	asleep   *time.Timer // starts the keeper's goroutine; nil: it was started at once
 
 	mu    sync.Mutex
 	valid reading // the session is known to have lived then
@@ -97,7 +98,12 @@ func (l *Locker) attach(t *tenure, s driver.Session, sent reading, h *holding) b
 		running, k.stop = context.WithCancel(context.Background())
 		renewing, k.cancel = context.WithCancel(context.Background())
 		l.keepers[s] = k
-		go k.run(running, renewing, before)
+		if before == nil && s.Lost() == nil {
+			// Most locks are held for less than a keeper may nap.
+			k.asleep = time.AfterFunc(k.nap(sent, lease.Every), func() { k.run(running, renewing, nil) })
+		} else {
+			go k.run(running, renewing, before)
+		}
 	}
 	t.keeper = k
 	k.holders[t] = h
@@ -136,9 +142,32 @@ func (l *Locker) detach(t *tenure) *keeper {
 	if len(k.holders) > 0 || k.lease.Pooled && !k.renewing {
 		return nil
 	}
+	if k.end(); k.ended() {
+		return nil
+	}
+	return k
+}
+
+// end makes the keeper stop. If it hasn't begun to run, it has ended then.
+// Locker.keepersMu is held.
+func (k *keeper) end() {
 	k.stopping = true
 	k.stop()
-	return k
+	if k.asleep != nil && k.asleep.Stop() {
+		k.cancel()
+		close(k.stopped)
+		delete(k.locker.keepers, k.session)
+	}
+}
+
+// ended reports whether the keeper is through.
+func (k *keeper) ended() bool {
+	select {
+	case <-k.stopped:
+		return true
+	default:
+		return false
+	}
 }
 
 // stopIdle stops the keepers that are there for grants to come.
@@ -164,8 +193,7 @@ func (k *keeper) idle() bool {
 	if len(k.holders) > 0 {
 		return false
 	}
-	k.stopping = true
-	k.stop()
+	k.end()
 	return true
 }
 

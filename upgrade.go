@@ -70,7 +70,7 @@ func (h *holding) tryUpgrade(ctx context.Context, r *request) error {
 		done()
 		return h.over()
 	}
-	a, pending, err := l.ask(held, r, waited, nil, func(ctx context.Context, wait time.Duration, _ bool) (driver.Grant, error) {
+	a, pending, err := l.ask(held, r, waited, nil, answer{}, func(ctx context.Context, wait time.Duration, _ bool) (driver.Grant, error) {
 		token, err := upgrader.Upgrade(ctx, wait)
 		return driver.Grant{Token: token}, err
 	})

@@ -132,7 +132,7 @@ func (h *Harness) ttl(info driver.Info) time.Duration {
 type clause struct {
 	name  string
 	modes driver.Modes // that it is about; the backend must have them
-	needs string       // functions of the harness, "tokens", "leases", separated by blanks
+	needs string       // functions of the harness, "tokens", "leases", "bound", separated by blanks
 	alone bool         // it measures what other cases would disturb, or disturbs them
 	real  bool         // it needs the garbage collector or other processes, and so the real clock
 	run   func(t *trial)
@@ -152,7 +152,9 @@ func (c *clause) missing(h *Harness, info driver.Info) string {
 			return "Harness.Tokens is false"
 		case need == "leases" && info.MaxTTL == 0:
 			return "the backend has no leases"
-		case need != "tokens" && need != "leases" && !functions[need]:
+		case need == "bound" && info.AnswersWithin == 0:
+			return "the backend doesn't say how soon it answers"
+		case need != "tokens" && need != "leases" && need != "bound" && !functions[need]:
 			return h.Omit[need]
 		}
 	}

@@ -65,6 +65,8 @@ func (s *store) is(defect string) bool { return s.defect == defect }
 const (
 	secret  = "hunter2"
 	leasing = 10 * time.Second
+
+	answering = 3 * time.Second // at the latest
 )
 
 func (s *store) harness() *Harness {
@@ -326,6 +328,11 @@ func (m *memory) Info() driver.Info {
 		Name:  "memory",
 		Modes: driver.ModesOf(driver.Exclusive, driver.Shared, driver.Upgradeable, driver.Permit),
 	}
+	switch m.store.defect {
+	case "", "never gives up by itself", "hangs while the store is mute", "a mute store is ErrHeld":
+		// With the others package distlock is to give its questions a context that ends.
+		i.AnswersWithin = answering
+	}
 	if strings.HasPrefix(m.store.defect, "a missing mode") {
 		i.Modes = driver.ModesOf(driver.Exclusive)
 	}
@@ -367,10 +374,16 @@ func (m *memory) answer(ctx context.Context) error {
 			if m.store.is("a mute store is ErrHeld") {
 				return driver.ErrHeld
 			}
+			bound := time.After(answering)
+			if m.store.is("never gives up by itself") {
+				bound = nil
+			}
 			select {
 			case <-muted:
 			case <-ctx.Done():
 				return ctx.Err()
+			case <-bound:
+				return context.DeadlineExceeded
 			}
 		}
 	}

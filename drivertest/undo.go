@@ -108,6 +108,34 @@ var silence = []clause{
 			t.Fatalf("no return %v after the context ended, while the store is mute", prompt)
 		}
 	}},
+	{name: "P08_S02_answers_within_what_it_says", needs: "Mute bound", run: func(t *trial) {
+		a := t.open()
+		g := t.hold(a, t.resource())
+		r := t.request(a, t.resource(), driver.Exclusive)
+		speak := t.h.Mute(t, a)
+		defer speak()
+		type outcome struct {
+			what string
+			err  error
+		}
+		answers := make(chan outcome, 2)
+		go func() {
+			_, err := t.ask(context.Background(), a, r)
+			answers <- outcome{"Acquire", err}
+		}()
+		go func() { answers <- outcome{"Release", g.Hold.Release(context.Background())} }()
+		bound := time.After(a.Info().AnswersWithin + prompt)
+		for range 2 {
+			select {
+			case o := <-answers:
+				if o.err == nil || errors.Is(o.err, driver.ErrHeld) {
+					t.Fatalf("%s: an answer of a store that is mute: %v", o.what, o.err)
+				}
+			case <-bound:
+				t.Fatalf("no return within AnswersWithin of %v, while the store is mute", a.Info().AnswersWithin)
+			}
+		}
+	}},
 	{name: "P07_S01_lost_answer_leaves_nothing", needs: "Mute", run: func(t *trial) {
 		a, b := t.two()
 		name := t.resource()

@@ -2,10 +2,12 @@ package mysqllock
 
 import (
 	"context"
+	sqldriver "database/sql/driver"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -87,8 +89,9 @@ func (d *dialect) expression(v dbsession.Verb) string {
 		return "IS_FREE_LOCK(?)"
 	case doCountFree:
 		return frees(d.slots)
+	default:
+		panic(fmt.Sprintf("mysqllock: verb %d travels alone", v))
 	}
-	panic(fmt.Sprintf("mysqllock: verb %d travels alone", v))
 }
 
 // Solo implements [dbsession.Dialect].
@@ -101,8 +104,9 @@ func (d *dialect) Undo(s *dbsession.Step) *dbsession.Step {
 		return &dbsession.Step{Verb: doRelease, Key: s.Key}
 	case doGetAny:
 		return &dbsession.Step{Verb: doReleaseAny, Checks: s.Checks}
+	default:
+		return nil
 	}
-	return nil
 }
 
 // Took implements [dbsession.Dialect].
@@ -112,8 +116,9 @@ func (d *dialect) Took(s *dbsession.Step) bool {
 		return s.Result == 1
 	case doGetAny, doGetLock:
 		return s.Result > 0
+	default:
+		return false
 	}
-	return false
 }
 
 // Run implements [dbsession.Dialect].
@@ -147,7 +152,7 @@ func (d *dialect) Run(_ context.Context, c *dbsession.Conn, steps []*dbsession.S
 			}
 		}
 	}
-	row, err := c.Row(d.query(sh), args)
+	row, err := d.row(c, d.query(sh), args)
 	if err != nil {
 		return err
 	}
@@ -245,7 +250,7 @@ func (d *dialect) runSolo(c *dbsession.Conn, s *dbsession.Step) error {
 			args[i+1].Value = s.Checks[min(i, len(s.Checks)-1)]
 		}
 		b.WriteString(" ELSE 0 END,-1)")
-		row, err := c.Row(b.String(), args)
+		row, err := d.row(c, b.String(), args)
 		if err != nil {
 			return err
 		}
@@ -259,8 +264,33 @@ func (d *dialect) runSolo(c *dbsession.Conn, s *dbsession.Step) error {
 		return err
 	case doCount:
 		return d.count(c, s)
+	default:
+		panic("mysqllock: unknown verb")
 	}
-	panic("mysqllock: unknown verb")
+}
+
+// row runs a query, prepared if the server has room for one more statement:
+// max_prepared_stmt_count is for all clients together.
+func (d *dialect) row(c *dbsession.Conn, query string, args []sqldriver.NamedValue) ([]sqldriver.Value, error) {
+	row, err := c.Row(query, args)
+	if isError(err, errTooManyPrepared) {
+		row, err = c.Text(withLiterals(query, args))
+	}
+	return row, err
+}
+
+// withLiterals returns the query with its arguments, which are strings, in it. It
+// has no other question marks.
+func withLiterals(query string, args []sqldriver.NamedValue) string {
+	var b strings.Builder
+	for _, a := range args {
+		before, after, _ := strings.Cut(query, "?")
+		b.WriteString(before)
+		b.WriteString(literal(a.Value.(string)))
+		query = after
+	}
+	b.WriteString(query)
+	return b.String()
 }
 
 // literal returns the SQL of a string, whatever the settings of the session.
@@ -268,7 +298,7 @@ func literal(s string) string { return "_utf8mb4 x'" + hex.EncodeToString([]byte
 
 // Wait implements [dbsession.Dialect].
 func (d *dialect) Wait(_ context.Context, c *dbsession.Conn, s *dbsession.Step, wait time.Duration) error {
-	hint, seconds := "", ""
+	var hint, seconds string
 	if d.known().maria {
 		seconds = strconv.FormatFloat(wait.Seconds(), 'f', 6, 64)
 	} else {
@@ -345,6 +375,7 @@ const (
 	errDeadlock          = 1213
 	errInterrupted       = 1317
 	errConnectionKilled  = 1927
+	errTooManyPrepared   = 1461
 	errStatementTimeout  = 1969 // MariaDB: max_statement_time
 	errQueryTimeout      = 3024 // MySQL: MAX_EXECUTION_TIME
 	errUserLockDeadlock  = 3058
@@ -353,15 +384,7 @@ const (
 
 func isError(err error, numbers ...uint16) bool {
 	var e *mysql.MySQLError
-	if !errors.As(err, &e) {
-		return false
-	}
-	for _, n := range numbers {
-		if e.Number == n {
-			return true
-		}
-	}
-	return false
+	return errors.As(err, &e) && slices.Contains(numbers, e.Number)
 }
 
 // explain gives an error the meaning that it has for the caller.

@@ -176,6 +176,38 @@ func TestServerTimeouts(t *testing.T) {
 	})
 }
 
+// Other clients may have used up what the server allows of prepared statements.
+func TestNoMorePreparedStatements(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		s.alone.Lock()
+		defer s.alone.Unlock()
+		before := s.number(t, "SELECT @@GLOBAL.max_prepared_stmt_count")
+		s.exec(t, "SET GLOBAL max_prepared_stmt_count = 0")
+		defer s.exec(t, fmt.Sprint("SET GLOBAL max_prepared_stmt_count = ", before))
+		l, _ := s.locker(t, s.addr, &Options{FenceTable: "fences", CreateFenceTable: true})
+		other, _ := s.locker(t, s.addr, nil)
+		for _, name := range []string{t.Name(), t.Name() + "'?\\"} {
+			for _, o := range []distlock.AcquireOption{distlock.Timeout(0), distlock.Semaphore(1)} {
+				k := mustAcquire(t, l, name, o)
+				if token, ok := k.Token(); !ok || token == 0 {
+					t.Errorf("token %d, %t", token, ok)
+				}
+				if _, err := other.TryAcquire(t.Context(), name, o); !errors.Is(err, distlock.ErrNotAcquired) {
+					t.Errorf("another process: %v", err)
+				}
+				if err := k.Release(); err != nil {
+					t.Error(err)
+				}
+			}
+			k := mustAcquire(t, l, name, distlock.Shared())
+			mustAcquire(t, other, name, distlock.Shared()).Release()
+			if err := k.Release(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
 // Whatever the network does, the holder is told within two heartbeats, the
 // server frees the lock within three, and all goes on when it is healed.
 func TestNetworkFaults(t *testing.T) {
@@ -534,6 +566,7 @@ func TestOnConn(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		defer rows.Close()
 		if _, err := l.TryAcquire(t.Context(), name); !errors.Is(err, errRows) {
 			t.Errorf("beside open rows: %v", err)
 		}

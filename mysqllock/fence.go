@@ -92,9 +92,12 @@ func (d *dialect) count(c *dbsession.Conn, s *dbsession.Step) error {
 	const clock = "CAST(UNIX_TIMESTAMP(NOW(6))*1000000 AS UNSIGNED)"
 	args := c.Args(2)
 	args[0].Value, args[1].Value = s.Key, s.Arg
-	res, err := c.Exec("INSERT INTO "+d.fence+" (name, token, owner) VALUES (CAST(? AS BINARY), LAST_INSERT_ID("+clock+"), CAST(? AS BINARY))"+
-		" ON DUPLICATE KEY UPDATE token = LAST_INSERT_ID(GREATEST(token + 1, "+clock+")), owner = VALUES(owner), since = NOW(6)",
-		args)
+	query := "INSERT INTO " + d.fence + " (name, token, owner) VALUES (CAST(? AS BINARY), LAST_INSERT_ID(" + clock + "), CAST(? AS BINARY))" +
+		" ON DUPLICATE KEY UPDATE token = LAST_INSERT_ID(GREATEST(token + 1, " + clock + ")), owner = VALUES(owner), since = NOW(6)"
+	res, err := c.Exec(query, args)
+	if isError(err, errTooManyPrepared) {
+		res, err = c.Exec(withLiterals(query, args), nil)
+	}
 	if err != nil {
 		return err
 	}

@@ -130,7 +130,7 @@ func (b *Backend) clients(ctx context.Context, held []heldName) map[int64]driver
 		}
 	}
 	// Errors are missing privileges, or tables.
-	b.pool.Query(ctx, "SELECT ID, HOST, USER FROM information_schema.PROCESSLIST WHERE ID IN ("+list+")", func(row []sqldriver.Value) {
+	_ = b.pool.Query(ctx, "SELECT ID, HOST, USER FROM information_schema.PROCESSLIST WHERE ID IN ("+list+")", func(row []sqldriver.Value) {
 		change(text(row[0]), func(o *driver.Owner) {
 			o.Host = text(row[1])
 			if host, _, err := net.SplitHostPort(o.Host); err == nil {
@@ -139,7 +139,7 @@ func (b *Backend) clients(ctx context.Context, held []heldName) map[int64]driver
 			o.Note += " of " + text(row[2])
 		})
 	})
-	b.pool.Query(ctx, "SELECT PROCESSLIST_ID, ATTR_NAME, ATTR_VALUE FROM performance_schema.session_connect_attrs"+
+	_ = b.pool.Query(ctx, "SELECT PROCESSLIST_ID, ATTR_NAME, ATTR_VALUE FROM performance_schema.session_connect_attrs"+
 		" WHERE PROCESSLIST_ID IN ("+list+") AND ATTR_NAME IN ('program_name', '_pid')", func(row []sqldriver.Value) {
 		change(text(row[0]), func(o *driver.Owner) {
 			if text(row[1]) == "_pid" {
@@ -159,7 +159,8 @@ func (b *Backend) fromFence(ctx context.Context, n names, h *driver.Holder) {
 	if b.dialect.fence == "" {
 		return
 	}
-	b.pool.Query(ctx, "SELECT owner, UNIX_TIMESTAMP(since)*1000000, token FROM "+b.dialect.fence+
+	// An error is the table that isn't there yet.
+	_ = b.pool.Query(ctx, "SELECT owner, UNIX_TIMESTAMP(since)*1000000, token FROM "+b.dialect.fence+
 		" WHERE name = CAST("+literal(n.fence(driver.Exclusive))+" AS BINARY)", func(row []sqldriver.Value) {
 		if m := ownerText.FindStringSubmatch(text(row[0])); m != nil {
 			h.Owner.Host, h.Owner.Program, h.Owner.Note = m[1], m[3], m[4]

@@ -130,13 +130,13 @@ func (a *attempt) abandon(err error, s *dbsession.Session, claim *dbsession.Clai
 }
 
 const (
-	pollMin = 2 * time.Millisecond
-	pollMax = 50 * time.Millisecond
+	shortestPause = 2 * time.Millisecond
+	longestPause  = 50 * time.Millisecond
 )
 
 // poll asks until the answer is yes. When the time is over the error is ErrHeld.
 func (a *attempt) poll(ctx context.Context, ask func() (bool, error)) error {
-	for pause := pollMin; ; pause = min(2*pause, pollMax) {
+	for pause := shortestPause; ; pause = min(2*pause, longestPause) {
 		yes, err := ask()
 		if err != nil {
 			return err

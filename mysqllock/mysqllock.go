@@ -110,7 +110,6 @@ type Backend struct {
 
 	mu     sync.Mutex
 	shares map[string]*share
-	fenced bool // the table is known to be there
 	held   map[*hold]struct{}
 }
 

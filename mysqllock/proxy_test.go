@@ -3,6 +3,7 @@
 package mysqllock
 
 import (
+	"errors"
 	"io"
 	"net"
 	"sync"
@@ -18,7 +19,6 @@ type faultyProxy struct {
 	cond  *sync.Cond
 	mute  bool // answers are held back
 	deaf  bool // what is asked is held back
-	hang  bool // nothing is accepted any more, but refused neither
 	conns map[net.Conn]net.Conn
 }
 
@@ -118,7 +118,7 @@ func (p *faultyProxy) pump(to, from net.Conn, held *bool) {
 			}
 		}
 		if err != nil {
-			if err == io.EOF {
+			if errors.Is(err, io.EOF) {
 				to.(*net.TCPConn).CloseWrite()
 			} else {
 				to.Close()

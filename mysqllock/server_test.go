@@ -467,7 +467,7 @@ func debianMirror() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for _, uri := range strings.Fields(string(out)) {
+	for uri := range strings.FieldsSeq(string(out)) {
 		if strings.HasSuffix(strings.TrimSuffix(uri, "/"), "/debian") {
 			return uri, nil
 		}

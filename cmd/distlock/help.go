@@ -38,7 +38,8 @@ const runExamples = `  # A cron job: if the last one is still at work, skip this
 const runIntro = `Run COMMAND while holding the lock RESOURCE, a name of your choice: of all who
 run something under that name, only one is at work at a time. The others wait,
 for ever unless --timeout or -n says otherwise. The lock is released when COMMAND
-exits, however it does, even if this program is killed. If the lock is lost
+exits, however it does. If this program is killed, it comes free as well: at
+once, or, where locks are leases, when the lease is over. If the lock is lost
 meanwhile (its store is down, somebody broke it), COMMAND is ended: where locks
 are leases before anybody else can get it; with lock files, if somebody removes
 one, within about 5 s and the time of --kill-after.

@@ -17,7 +17,7 @@ func TestHelp(t *testing.T) {
 	}
 	for _, want := range []string{
 		"RESOURCE -- COMMAND", "--timeout", "-n, --no-wait", "--shared", "--semaphore", "--url", "--ttl", "--kill-after", "-v, --verbose",
-		envURL, envResource, envToken, "file:", "local:",
+		envURL, envResource, envToken, "file:", "azblob:", "mysql:", "local:",
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in the help", want)
@@ -101,7 +101,7 @@ func TestCompletion(t *testing.T) {
 		{[]string{"run", "--"}, []string{"--timeout\t", "--no-wait\t", "--semaphore\t", "--url\t"}},
 		{[]string{"run", ""}, []string{none}},
 		{[]string{"run", "--timeout", ""}, []string{none}},
-		{[]string{"run", "--url", ""}, []string{"file:", "local:", noSpace}},
+		{[]string{"run", "--url", ""}, []string{"file:", "azblob:", "mysql:", "local:", noSpace}},
 		{[]string{"run", "r", "--", ""}, []string{files}},
 		{[]string{"run", "r", "--", "cp", "-v", ""}, []string{files}},
 	} {
@@ -140,10 +140,12 @@ func TestUsageErrors(t *testing.T) {
 		{"negative", []string{"run", "--ttl", "-1s", "r", "--", "go"}},
 		{"tenth", []string{"run", "--kill-after", "3001ms", "r", "--", "go"}},
 		{"tenth", []string{"run", "--kill-after", "1001ms", "--ttl", "10s", "r", "--", "go"}},
-		{"file, local", []string{"run", "--url", "nosuch:", "r", "--", "go"}},
+		{"azblob, file, local", []string{"run", "--url", "nosuch:", "r", "--", "go"}},
 		{"scheme", []string{"run", "--url", "/var/locks", "r", "--", "go"}},
 		{"nosuch", []string{"run", "--url", "file:///tmp/x?nosuch=1", "r", "--", "go"}},
 		{"local:", []string{"run", "--url", "local:x", "r", "--", "go"}},
+		{"max_poll", []string{"run", "--url", "azblob://locks?nosuch=1", "r", "--", "go"}},
+		{"15s", []string{"run", "--url", "azblob://locks?account=some", "--ttl", "5s", "r", "--", "go"}},
 	} {
 		code, out, errs := outcome(t, test.args)
 		if code != exitUsage || out != "" {
@@ -162,6 +164,8 @@ func TestNoSecrets(t *testing.T) {
 		"file:///locks?password=hunter2",
 		"file:///%zz?password=hunter2",
 		"local://user:hunter2@host",
+		"azblob://user:hunter2@locks",
+		"azblob://locks?sig=hunter2",
 		"mysql://user:hunter2%@host:port/db",
 		"//user:hunter2@host",
 		"hunter2",

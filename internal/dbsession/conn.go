@@ -35,7 +35,7 @@ type preparedStmt struct {
 // maxPrepared bounds the prepared statements of a session.
 const maxPrepared = 128
 
-var noRow = errors.New("the server sent no row")
+var errNoRow = errors.New("the server sent no row")
 
 // Wrap makes a Conn of what sql.Conn.Raw gives, for the time of that.
 func Wrap(dc any) (*Conn, error) {
@@ -114,7 +114,7 @@ func (c *Conn) Each(query string, f func(row []sqldriver.Value)) error {
 		}
 		f(row)
 	}
-	if cerr := rows.Close(); err == io.EOF {
+	if cerr := rows.Close(); errors.Is(err, io.EOF) {
 		err = cerr
 	}
 	return err
@@ -144,8 +144,8 @@ func (c *Conn) one(rows sqldriver.Rows) ([]sqldriver.Value, error) {
 	}
 	row := c.row[:n]
 	err := rows.Next(row)
-	if err == io.EOF {
-		err = noRow
+	if errors.Is(err, io.EOF) {
+		err = errNoRow
 	}
 	if err == nil {
 		// Byte slices belong to the driver, and only until the next call.

@@ -245,10 +245,16 @@ func (p *Pool) DoOn(ctx context.Context, s *Session, st *Step) error {
 
 func (p *Pool) run(ctx context.Context, s *Session, st *Step) (*Session, error) {
 	err := context.Cause(ctx)
+	end := time.Now().Add(p.opt.Heartbeat)
+	asked := st
 	for again := s == nil; err == nil; again = false {
+		// A session that has died may still be about to set the result of what it was
+		// asked.
+		st = new(*asked)
 		p.Send(ctx, s, st)
-		err = p.Await(ctx, st)
+		err = p.await(ctx, st, end)
 		if err == nil {
+			asked.Result, asked.Null = st.Result, st.Null
 			return st.ran, nil
 		}
 		if !again || !errors.Is(err, driver.ErrLost) {
@@ -265,7 +271,9 @@ func (p *Pool) run(ctx context.Context, s *Session, st *Step) (*Session, error) 
 	case stepRunning:
 		st.left = true
 	case stepFinished:
-		err = st.err // the answer came at the same moment
+		// The answer came at the same moment.
+		err, asked.Result, asked.Null = st.err, st.Result, st.Null
+	case stepNew: // it was never sent
 	}
 	ran := st.ran
 	p.mu.Unlock()
@@ -322,6 +330,10 @@ func (p *Pool) enqueue(s *Session, st *Step) *Session {
 // Await waits until the step is finished, or ctx ends; if that never ends, for
 // as long as a statement may take.
 func (p *Pool) Await(ctx context.Context, st *Step) error {
+	return p.await(ctx, st, time.Now().Add(p.opt.Heartbeat))
+}
+
+func (p *Pool) await(ctx context.Context, st *Step, end time.Time) error {
 	select {
 	case <-st.ready:
 		return st.err
@@ -329,7 +341,7 @@ func (p *Pool) Await(ctx context.Context, st *Step) error {
 	}
 	var over <-chan time.Time
 	if ctx.Done() == nil {
-		timer := time.NewTimer(p.opt.Heartbeat)
+		timer := time.NewTimer(time.Until(end))
 		defer timer.Stop()
 		over = timer.C
 	}

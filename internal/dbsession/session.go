@@ -365,7 +365,8 @@ func (p *Pool) doom(s *Session, err error) {
 	p.tasks.Go(func() {
 		ctx, cancel := context.WithTimeout(p.life, p.opt.Heartbeat)
 		defer cancel()
-		p.exclusively(ctx, over, func(c *Conn) error { return p.dialect.Kill(c.life, c, s.self) })
+		// If it fails, the server ends the session by its own timeout.
+		_ = p.exclusively(ctx, over, func(c *Conn) error { return p.dialect.Kill(c.life, c, s.self) })
 	})
 }
 

@@ -48,17 +48,18 @@ func (p *Pool) Elsewhere(ctx context.Context, st *Step) (*Session, error) {
 	p.mu.Lock()
 	room := !p.closed && p.mayWait()
 	p.mu.Unlock()
+	var err error
 	if room {
-		s, err := p.waitingSession(ctx, nil)
-		if s != nil {
+		var s *Session
+		if s, err = p.waitingSession(ctx, nil); s != nil {
 			return p.waitOn(ctx, s, st, time.Now(), nil)
 		}
 		p.doneWaiting()
-		if err != nil {
-			return nil, errors.Join(err, p.cleanUp(st))
-		}
 	}
-	return nil, p.cleanUp(st)
+	if st.Cleanup != nil {
+		st.Cleanup()
+	}
+	return nil, err
 }
 
 // inPlace returns nothing when the caller has a place among those who wait with
@@ -98,7 +99,10 @@ func (p *Pool) inPlace(ctx context.Context, st *Step, over <-chan time.Time) (s 
 			return s, err != nil, err
 		case <-over:
 			p.leave(w)
-			return nil, true, p.cleanUp(st)
+			if st.Cleanup != nil {
+				st.Cleanup()
+			}
+			return nil, true, nil
 		case <-ctx.Done():
 			err = context.Cause(ctx)
 		case <-p.life.Done():
@@ -107,14 +111,6 @@ func (p *Pool) inPlace(ctx context.Context, st *Step, over <-chan time.Time) (s 
 		p.leave(w)
 		return nil, false, err
 	}
-}
-
-// cleanUp calls the step's Cleanup.
-func (p *Pool) cleanUp(st *Step) error {
-	if st.Cleanup != nil {
-		st.Cleanup()
-	}
-	return nil
 }
 
 // forever is longer than anybody waits, and what servers accept.
@@ -133,7 +129,7 @@ func (p *Pool) mayWait() bool {
 			spare = spare || s.holds == 0 && !s.busy
 		}
 	}
-	if len(p.sessions)+p.opening >= limit && !(spare && shared > 1) {
+	if len(p.sessions)+p.opening >= limit && (!spare || shared <= 1) {
 		return false
 	}
 	p.waiting++
@@ -264,8 +260,7 @@ func (p *Pool) waitOn(ctx context.Context, s *Session, st *Step, deadline time.T
 	var err error
 	select {
 	case <-w.outer.ready:
-		err = p.waited(w)
-		st.Result, st.Null = w.step.Result, w.step.Null
+		st.Result, err = p.waited(w)
 		if (err != nil || st.Result == 0) && st.Cleanup != nil {
 			st.Cleanup()
 		}
@@ -296,27 +291,31 @@ type ownWait struct {
 	stop  func()
 }
 
-// waited deals with the answer: the session becomes one of the shared.
-func (p *Pool) waited(w *ownWait) error {
+// waited deals with the answer and returns the result: the session becomes one
+// of the shared. The statement of one that is dead may still be under way.
+func (p *Pool) waited(w *ownWait) (result int64, err error) {
 	defer p.doneWaiting()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	err := w.outer.err
-	if w.s.dead || errors.Is(err, ErrInterrupted) {
-		// Nothing was held. The caller asks again, and is told what is the matter,
-		// if it is the server.
-		w.step.Result, err = 0, nil
+	if w.s.dead {
+		// Nothing is held. The caller asks again, and is told what is the matter, if
+		// it is the server.
+		return 0, nil
 	}
-	if !w.s.dead {
-		w.s.state = sessionShared
-		if err == nil && w.step.Result != 0 {
-			w.s.holds++
-		}
-		if !w.s.busy {
-			p.rouse(w.s) // to look at the queue
-		}
+	w.s.state = sessionShared
+	if !w.s.busy {
+		p.rouse(w.s) // to look at the queue
 	}
-	return err
+	switch err := w.outer.err; {
+	case errors.Is(err, ErrInterrupted):
+		return 0, nil
+	case err != nil:
+		return 0, err
+	}
+	if w.step.Result != 0 {
+		w.s.holds++
+	}
+	return w.step.Result, nil
 }
 
 // stopWaiting ends a wait that nobody waits for any more.
@@ -365,7 +364,7 @@ func (p *Pool) stopWaiting(w *ownWait, timedOut bool) {
 
 // backOut gives back what came too late.
 func (p *Pool) backOut(w *ownWait) {
-	if p.waited(w) == nil && w.step.Result != 0 {
+	if result, err := p.waited(w); err == nil && result != 0 {
 		if undo := p.dialect.Undo(&w.step); undo != nil {
 			err := p.DoOn(context.Background(), w.s, undo)
 			p.mu.Lock()

@@ -149,6 +149,7 @@ type waiter struct {
 	admitted   bool
 	refused    bool
 	baton      any
+	note       any
 }
 
 // New returns a queue. With oneByOne an admitted place keeps the others of its
@@ -175,6 +176,7 @@ type Request struct {
 type Admission struct {
 	Waited bool // the name was not free at once
 	Baton  any  // what the place before handed over with Pass, or nil
+	Note   any  // what the place before left with Retire, or nil
 }
 
 // Enter takes a place and returns when it is its turn: nobody incompatible is
@@ -238,7 +240,7 @@ func (q *Queue) Enter(ctx context.Context, p *Place, r Request) (Admission, erro
 	if err == nil && w.refused {
 		err = ErrTimeout
 	}
-	return Admission{Waited: !w.try, Baton: w.baton}, err
+	return Admission{Waited: !w.try, Baton: w.baton, Note: w.note}, err
 }
 
 // giveUp takes back a waiter that nobody is behind any more.
@@ -310,6 +312,22 @@ func (q *Queue) Leave(p *Place) {
 		q.advance(e)
 	}
 	e.shard.mu.Unlock()
+}
+
+// Retire is Leave for a place that the store refused. If the next in the order
+// wants the same, it finds the note in its Admission.
+func (q *Queue) Retire(p *Place, note any) {
+	e := p.entry
+	e.shard.mu.Lock()
+	defer e.shard.mu.Unlock()
+	if !p.in {
+		return
+	}
+	e.remove(p)
+	if w := e.head; w != nil && w.place.mode == p.mode && w.place.limit == p.limit {
+		w.note = note
+	}
+	q.advance(e)
 }
 
 // Pass gives up the place in favour of the next waiter and hands it baton, if

@@ -1,0 +1,261 @@
+package azurelock
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/Azure/azure-sdk-for-go/sdk/azcore"
+	"github.com/Azure/azure-sdk-for-go/sdk/storage/azblob/bloberror"
+	"github.com/Azure/azure-sdk-for-go/sdk/storage/azblob/container"
+	"github.com/Azure/azure-sdk-for-go/sdk/storage/azblob/sas"
+
+	"github.com/distlock-go/distlock"
+	"github.com/distlock-go/distlock/driver"
+)
+
+// scripted returns a backend on a service that gives the answer, as status and
+// code, to each request that has one, and 201 to the others.
+func scripted(t *testing.T, o *Options, answers map[string]string) *Backend {
+	return New(client(t, "http://scripted.invalid", "c", func(http.RoundTripper) http.RoundTripper {
+		return roundTrip(func(r *http.Request) (*http.Response, error) {
+			status, code, _ := strings.Cut(answers[operation(r)], " ")
+			n := map[string]int{
+				"":    map[string]int{"look": 200, "set": 200, "renew": 200, "release": 200, "delete": 202}[operation(r)],
+				"403": 403, "404": 404, "409": 409, "412": 412, "500": 500, "400": 400,
+			}[status]
+			if n == 0 {
+				n = 201
+			}
+			h := http.Header{}
+			if code != "" {
+				h.Set("x-ms-error-code", code)
+			}
+			return &http.Response{StatusCode: n, Status: http.StatusText(n), Header: h, Body: io.NopCloser(strings.NewReader("")), Request: r}, nil
+		})
+	}), o)
+}
+
+// Azurite can't say all that the service can. What the codes mean is in the
+// documentation of Lease Blob and of the error codes; that the real service
+// gives these codes in these situations is not tested here.
+func TestCodes(t *testing.T) {
+	held, lost := driver.ErrHeld, driver.ErrLost
+	for _, c := range []struct {
+		operation, answer string
+		want              error  // nil: neither held nor lost
+		says              string // "": nothing went wrong
+	}{
+		{"acquire", "409 LeaseAlreadyPresent", held, "held"},
+		{"acquire", "409 LeaseIsBreakingAndCannotBeAcquired", held, "held"},
+		{"create", "412 LeaseIdMissing", held, "held"},
+		{"create", "409 BlobAlreadyExists", nil, ""},
+		{"create", "412 ConditionNotMet", nil, ""},
+		{"create", "403 UnauthorizedBlobOverwrite", nil, ""},
+		{"create", "403 AuthorizationPermissionMismatch", nil, ""}, // it exists, and may be leased
+		{"create", "409 ContainerBeingDeleted", nil, "is being deleted"},
+		{"create", "404 ContainerNotFound", nil, "doesn't exist"},
+		{"create", "409 ResourceTypeMismatch", nil, "hierarchical namespace"},
+		{"create", "403 AuthenticationFailed", nil, "doesn't accept the credential"},
+		{"acquire", "404 ContainerNotFound", nil, "create it"},
+		{"acquire", "409 ContainerBeingDeleted", nil, "is being deleted"},
+		{"acquire", "409 ContainerDisabled", nil, "disabled"},
+		{"acquire", "403 AccountIsDisabled", nil, "account is disabled"},
+		{"acquire", "403 AuthenticationFailed", nil, "doesn't accept the credential"},
+		{"acquire", "403 AuthorizationFailure", nil, "may not do this"},
+		{"acquire", "403 AuthorizationPermissionMismatch", nil, "may not do this"},
+		{"acquire", "403 InsufficientAccountPermissions", nil, "may not do this"},
+		{"acquire", "403 AuthorizationSourceIPMismatch", nil, "address"},
+		{"acquire", "403 AuthorizationProtocolMismatch", nil, "https"},
+		{"acquire", "500 InternalError", nil, "refused"},
+		{"acquire", "400 SomethingNew", nil, "refused (400 SomethingNew)"},
+		{"look", "403 AuthorizationPermissionMismatch", nil, "may not do this"},
+		{"set", "412 LeaseIdMismatchWithBlobOperation", nil, "refused"},
+		{"set", "400 MetadataTooLarge", nil, "no room"},
+		{"renew", "409 LeaseIdMismatchWithLeaseOperation", lost, "lock lost"},
+		{"renew", "409 LeaseNotPresentWithLeaseOperation", lost, "lock lost"},
+		{"renew", "409 LeaseIsBrokenAndCannotBeRenewed", lost, "lock lost"},
+		{"renew", "412 LeaseLost", lost, "lock lost"},
+		{"renew", "404 BlobNotFound", lost, "lock lost"},
+		{"renew", "404 ContainerNotFound", lost, "lock lost"},
+		{"renew", "409 ContainerBeingDeleted", lost, "lock lost"},
+		{"renew", "403 AuthenticationFailed", nil, "credential"},
+		{"renew", "500 OperationTimedOut", nil, "refused"},
+		{"release", "409 LeaseIdMismatchWithLeaseOperation", lost, "lock lost"},
+		{"release", "409 LeaseNotPresentWithLeaseOperation", lost, "lock lost"},
+		{"release", "404 BlobNotFound", lost, "lock lost"},
+		{"release", "404 ContainerNotFound", lost, "lock lost"},
+		{"release", "403 AuthorizationFailure", nil, "may not do this"},
+	} {
+		b := scripted(t, &Options{Fencing: c.operation == "look" || c.operation == "set"}, map[string]string{c.operation: c.answer})
+		if c.operation == "look" {
+			b.existing.guess = true // so that it isn't created, and known
+		}
+		g, err := b.Acquire(t.Context(), request("a"))
+		switch {
+		case c.operation == "renew" && err == nil:
+			err = g.Session.Renew(t.Context())
+		case c.operation == "release" && err == nil:
+			err = g.Hold.Release(t.Context())
+		}
+		for _, special := range []error{held, lost} {
+			if errors.Is(err, special) != errors.Is(c.want, special) {
+				t.Errorf("%s, %s: %v", c.operation, c.answer, err)
+			}
+		}
+		if (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s, %s: %v; want %q", c.operation, c.answer, err, c.says)
+		}
+		var r *azcore.ResponseError
+		if err != nil && !errors.Is(c.want, held) && !errors.As(err, &r) {
+			t.Errorf("%s, %s: no *azcore.ResponseError in %v", c.operation, c.answer, err)
+		}
+		if err != nil && strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s, %s: of more than one line: %v", c.operation, c.answer, err)
+		}
+	}
+}
+
+func TestNotFoundWhateverIsTried(t *testing.T) {
+	// Somebody deletes it each time before it can be leased.
+	b := scripted(t, nil, map[string]string{"acquire": "404 BlobNotFound"})
+	if _, err := b.Acquire(t.Context(), request("a")); !errors.Is(err, driver.ErrHeld) {
+		t.Error(err)
+	}
+	// It isn't there, and may not be created.
+	b = scripted(t, nil, map[string]string{"acquire": "404 BlobNotFound", "create": "403 AuthorizationPermissionMismatch"})
+	if _, err := b.Acquire(t.Context(), request("a")); errors.Is(err, driver.ErrHeld) || !strings.Contains(err.Error(), "may not do this") {
+		t.Error(err)
+	}
+}
+
+func TestNothingIsUndoneThatWasRefused(t *testing.T) {
+	asked := 0
+	b := New(client(t, "http://scripted.invalid", "c", func(http.RoundTripper) http.RoundTripper {
+		return roundTrip(func(r *http.Request) (*http.Response, error) {
+			asked++
+			h := http.Header{"X-Ms-Error-Code": {"AuthenticationFailed"}}
+			return &http.Response{StatusCode: http.StatusForbidden, Header: h, Body: http.NoBody, Request: r}, nil
+		})
+	}), nil)
+	r := request("a")
+	if _, err := b.Acquire(t.Context(), r); err == nil {
+		t.Fatal("granted")
+	}
+	n := asked
+	if err := b.Undo(t.Context(), r); err != nil || asked != n {
+		t.Errorf("%d requests to undo what a wrong key did: %v", asked-n, err)
+	}
+}
+
+func TestClearErrors(t *testing.T) {
+	t.Parallel()
+	e := azurite(t)
+	acquire := func(b *Backend) error {
+		l := locker(t, b, distlock.Options{})
+		lock, err := l.TryAcquire(context.Background(), "a")
+		if err == nil {
+			lock.Release()
+		}
+		if errors.Is(err, distlock.ErrNotAcquired) {
+			t.Errorf("taken for contention: %v", err)
+		}
+		return err
+	}
+	says := func(err error, code bloberror.Code, what string) {
+		t.Helper()
+		if !bloberror.HasCode(err, code) || !strings.Contains(err.Error(), what) {
+			t.Errorf("%v; want %s and %q", err, code, what)
+		}
+	}
+
+	missing := client(t, e.endpoint(), "missing", nil)
+	says(acquire(New(missing, nil)), bloberror.ContainerNotFound, "Options.CreateContainer")
+	if err := acquire(New(missing, &Options{CreateContainer: true})); err != nil {
+		t.Errorf("CreateContainer: %v", err)
+	}
+	if err := acquire(New(missing, nil)); err != nil {
+		t.Error(err)
+	}
+
+	c := e.container(t)
+	wrong, err := container.NewSharedKeyCredential(account, secret)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cc, err := container.NewClientWithSharedKeyCredential(c.URL(), wrong, clientOptions(t, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = acquire(New(cc, nil))
+	says(err, bloberror.AuthorizationFailure, "credential") // the service says AuthenticationFailed
+	if strings.Contains(err.Error(), secret) {
+		t.Error(err)
+	}
+
+	bySAS := func(p sas.ContainerPermissions) *Backend {
+		c, err := container.NewClientWithNoCredential(c.URL()+"?"+containerSAS(t, containerOf(c), p), clientOptions(t, nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return New(c, nil)
+	}
+	says(acquire(bySAS(sas.ContainerPermissions{Read: true, List: true})), bloberror.AuthorizationPermissionMismatch, "may not do this")
+	if err := acquire(bySAS(sas.ContainerPermissions{Create: true, Write: true})); err != nil {
+		t.Errorf("with what the documentation says is enough: %v", err)
+	}
+
+	// Another account on the same emulator; on the real service its name would not
+	// be found.
+	other, err := container.NewSharedKeyCredential("other", accountKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cc, err = container.NewClientWithSharedKeyCredential("http://"+e.address+"/other/c", other, clientOptions(t, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := acquire(New(cc, nil)); err == nil || !strings.Contains(err.Error(), "40") {
+		t.Errorf("wrong account: %v", err)
+	}
+	nowhere, err := container.NewClientWithNoCredential("https://no-such-account.invalid/c", clientOptions(t, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := acquire(New(nowhere, nil)); err == nil || !strings.Contains(err.Error(), "account") && !strings.Contains(err.Error(), "no-such-account") {
+		t.Errorf("wrong account: %v", err)
+	}
+}
+
+func TestBadOptions(t *testing.T) {
+	c := client(t, "http://127.0.0.1:1", "c", nil)
+	for what, b := range map[string]*Backend{
+		"no container":     New(nil, nil),
+		"no blob":          OnBlob(nil, nil),
+		"negative MaxPoll": New(c, &Options{MaxPoll: -1}),
+		"fence deleted":    New(c, &Options{Fencing: true, DeleteOnRelease: true}),
+		"blob deleted":     OnBlob(c.NewBlobClient("b"), &Options{DeleteOnRelease: true}),
+		"blob created":     OnBlob(c.NewBlobClient("b"), &Options{CreateContainer: true}),
+	} {
+		l := locker(t, b, distlock.Options{})
+		if _, err := l.TryAcquire(t.Context(), "a"); !errors.Is(err, distlock.ErrBadArgument) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	b := New(c, nil)
+	for _, mode := range []distlock.AcquireOption{distlock.Shared(), distlock.Upgradeable()} {
+		if _, err := locker(t, b, distlock.Options{}).TryAcquire(t.Context(), "a", mode); !errors.Is(err, errors.ErrUnsupported) {
+			t.Errorf("%v", err)
+		}
+	}
+	for _, lease := range []string{"14s", "61s", "-1s"} {
+		r := request("a")
+		r.TTL = must(lease)
+		if _, err := b.Acquire(t.Context(), r); !errors.Is(err, distlock.ErrBadArgument) {
+			t.Errorf("%s: %v", lease, err)
+		}
+	}
+}
