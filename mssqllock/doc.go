@@ -105,8 +105,8 @@
 // and holders lose theirs with their connections.
 //
 // Names are compared as binary, and longer ones than 255 UTF-16 units are cut off
-// by the server, so [LockName] hashes those. A process of the caller's pool that
-// sees "connection timeout" in its own DSN has its waits cut short.
+// by the server, so [LockName] hashes those. Connections of the caller's whose DSN
+// has "connection timeout" break when a wait takes longer than that.
 //
 // A connection that has served for locks is closed when it is not needed any
 // more, and never goes back to the pool, where it would keep them until its next

@@ -29,7 +29,8 @@ import (
 // [distlock.Locker.Acquire].
 //
 // The end of ctx ends the wait with an attention, which rolls the transaction
-// back only if the caller has set XACT_ABORT. Rows must be closed before the call.
+// back only if the caller has set XACT_ABORT. Rows of the transaction must be closed
+// before the call, as before any other statement.
 func InTx(ctx context.Context, tx *sql.Tx, resource string, opts ...distlock.AcquireOption) error {
 	b := &txBackend{tx: tx}
 	_, err := distlock.New(b, nil).Acquire(ctx, resource, opts...)

@@ -28,9 +28,10 @@ import (
 // this backend or in another way, is as held as anything else, in all modes, and
 // is never released by a failed or canceled wait.
 //
-// Each call waits while a statement of the caller's runs. The driver can't send
-// anything while rows are open: close them before each Acquire and Release.
-// Nothing is sent in between, so that the loss of the connection shows when it is
+// Each call waits while a statement of the caller's runs. While rows are open the
+// driver can't run another statement, and two wait for each other for ever: close
+// rows before each Acquire and Release, as before any statement on a *sql.Conn.
+// For that reason nothing is sent as long as a lock is held, so that the loss of the connection shows when it is
 // used next, or within five seconds after the caller's own statement has met it.
 func OnConn(conn *sql.Conn) *ConnBackend {
 	return &ConnBackend{conn: &connSession{conn: conn, lost: make(chan struct{})}, mine: make(map[string]bool), dialect: newDialect()}

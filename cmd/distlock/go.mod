@@ -13,6 +13,10 @@ require (
 require (
 	filippo.io/edwards25519 v1.2.0 // indirect
 	github.com/go-sql-driver/mysql v1.10.1 // indirect
+	github.com/golang-sql/civil v0.0.0-20220223132316-b832511892a9 // indirect
+	github.com/golang-sql/sqlexp v0.1.0 // indirect
+	github.com/microsoft/go-mssqldb v1.11.2 // indirect
+	github.com/shopspring/decimal v1.4.0 // indirect
 )
 
 require (
@@ -23,6 +27,7 @@ require (
 	github.com/Azure/azure-sdk-for-go/sdk/storage/internal v0.1.0 // indirect
 	github.com/AzureAD/microsoft-authentication-library-for-go v1.10.1 // indirect
 	github.com/apache/arrow-go/v18 v18.7.0 // indirect
+	github.com/distlock-go/distlock/mssqllock v0.0.0
 	github.com/distlock-go/distlock/mysqllock v0.0.0
 	github.com/goccy/go-json v0.10.6 // indirect
 	github.com/golang-jwt/jwt/v5 v5.3.1 // indirect
@@ -48,3 +53,5 @@ replace (
 	github.com/distlock-go/distlock/azurelock => ../../azurelock
 	github.com/distlock-go/distlock/mysqllock => ../../mysqllock
 )
+
+replace github.com/distlock-go/distlock/mssqllock => ../../mssqllock

@@ -17,7 +17,7 @@ func TestHelp(t *testing.T) {
 	}
 	for _, want := range []string{
 		"RESOURCE -- COMMAND", "--timeout", "-n, --no-wait", "--shared", "--semaphore", "--url", "--ttl", "--kill-after", "-v, --verbose",
-		envURL, envResource, envToken, "file:", "azblob:", "mysql:", "local:",
+		envURL, envResource, envToken, "file:", "azblob:", "mysql:", "sqlserver:", "local:",
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in the help", want)
@@ -101,7 +101,7 @@ func TestCompletion(t *testing.T) {
 		{[]string{"run", "--"}, []string{"--timeout\t", "--no-wait\t", "--semaphore\t", "--url\t"}},
 		{[]string{"run", ""}, []string{none}},
 		{[]string{"run", "--timeout", ""}, []string{none}},
-		{[]string{"run", "--url", ""}, []string{"file:", "azblob:", "mysql:", "local:", noSpace}},
+		{[]string{"run", "--url", ""}, []string{"file:", "azblob:", "mysql:", "sqlserver:", "local:", noSpace}},
 		{[]string{"run", "r", "--", ""}, []string{files}},
 		{[]string{"run", "r", "--", "cp", "-v", ""}, []string{files}},
 	} {
@@ -167,6 +167,7 @@ func TestNoSecrets(t *testing.T) {
 		"azblob://user:hunter2@locks",
 		"azblob://locks?sig=hunter2",
 		"mysql://user:hunter2%@host:port/db",
+		"sqlserver://user:hunter2%@host:port?database=db",
 		"//user:hunter2@host",
 		"hunter2",
 	} {

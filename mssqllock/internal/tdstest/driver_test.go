@@ -124,3 +124,33 @@ func TestXactAbort(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestDatabaseProperty(t *testing.T) {
+	for want, cfg := range map[string]tdstest.Config{"READ_WRITE": {}, "READ_ONLY": {ReadOnly: true}} {
+		c := conn(t, open(t, start(t, cfg), nil))
+		if got := query[string](t, c, "SELECT CAST(DATABASEPROPERTYEX(DB_NAME(), 'Updateability') AS nvarchar(60))"); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+		if got := query[int](t, c, "SELECT CASE WHEN DATABASEPROPERTYEX('another', 'Updateability') IS NULL AND DATABASEPROPERTYEX(DB_NAME(), 'nonsense') IS NULL THEN 1 ELSE 0 END"); got != 1 {
+			t.Error("what isn't known isn't NULL")
+		}
+	}
+}
+
+// A text that has run before is not read again, and runs as if it were.
+func TestTextsRunAgain(t *testing.T) {
+	c := conn(t, open(t, start(t, tdstest.Config{}), nil))
+	for i := range 1200 {
+		text := fmt.Sprintf("DECLARE @n int = @p1; WHILE @n < %d SET @n = @n + 1; SELECT @n", 5+i/2)
+		if got := query[int](t, c, text, 3); got != 5+i/2 {
+			t.Fatal(got)
+		}
+	}
+	for range 2 {
+		exec(t, c, "CREATE SEQUENCE s AS bigint START WITH 7")
+		if got := query[int](t, c, "SELECT NEXT VALUE FOR s"); got != 7 {
+			t.Fatal(got)
+		}
+		exec(t, c, "DROP SEQUENCE s")
+	}
+}
