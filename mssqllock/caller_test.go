@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	mssql "github.com/microsoft/go-mssqldb"
-
 	"github.com/distlock-go/distlock"
 )
 
@@ -164,14 +162,16 @@ func TestOnConnLoss(t *testing.T) {
 func TestInTx(t *testing.T) {
 	t.Parallel()
 	s := theServer(t)
-	db := s.pool(t, s.addr())
+	p := newProxy(t, s.addr())
+	db := s.pool(t, p.addr())
+	db.SetMaxIdleConns(-1)
 	normal, _ := s.locker(t, s.addr(), nil)
 	// It ends with the transaction, however that ends.
-	for how, end := range map[string]func(*sql.Conn, *sql.Tx){
-		"commit":   func(_ *sql.Conn, tx *sql.Tx) { tx.Commit() },
-		"rollback": func(_ *sql.Conn, tx *sql.Tx) { tx.Rollback() },
-		"close":    func(c *sql.Conn, _ *sql.Tx) { c.Raw(func(dc any) error { return dc.(*mssql.Conn).Close() }) },
-		"kill":     func(_ *sql.Conn, tx *sql.Tx) { s.exec(t, fmt.Sprintf("KILL %d", spid(t, tx))) },
+	for how, end := range map[string]func(*sql.Tx){
+		"commit":   func(tx *sql.Tx) { tx.Commit() },
+		"rollback": func(tx *sql.Tx) { tx.Rollback() },
+		"cut":      func(*sql.Tx) { p.cut() },
+		"kill":     func(tx *sql.Tx) { s.exec(t, fmt.Sprintf("KILL %d", spid(t, tx))) },
 	} {
 		c := testConn(t, db)
 		tx := begin(t, c)
@@ -188,7 +188,7 @@ func TestInTx(t *testing.T) {
 		if err := InTx(t.Context(), tx, t.Name(), distlock.Timeout(0)); err != nil {
 			t.Fatal(err)
 		}
-		end(c, tx)
+		end(tx)
 		for _, name := range []string{t.Name(), t.Name() + "-2"} {
 			k, err := normal.Acquire(t.Context(), name, distlock.Timeout(10*time.Second))
 			if err != nil {
