@@ -106,7 +106,9 @@
 //
 // Names are compared as binary, and longer ones than 255 UTF-16 units are cut off
 // by the server, so [LockName] hashes those. Connections of the caller's whose DSN
-// has "connection timeout" break when a wait takes longer than that.
+// has "connection timeout" break when a wait takes longer than that. A connection
+// of the caller's pool to which the server never answers while it is opened keeps
+// its goroutine until TCP gives up; [Open] has no such limit.
 //
 // A connection that has served for locks is closed when it is not needed any
 // more, and never goes back to the pool, where it would keep them until its next

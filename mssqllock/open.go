@@ -55,6 +55,7 @@ func openURL(ctx context.Context, u *url.URL) (*Backend, error) {
 	}
 	connector.Dialer = dialer{}
 	db := sql.OpenDB(connector)
+	db.SetMaxIdleConns(-1) // what comes back was cut
 	b := newBackend(db, o, func(ctx context.Context) (*sql.Conn, func(), error) { return connect(ctx, db) })
 	b.ownDB = true
 	if b.bad != nil {
