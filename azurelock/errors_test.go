@@ -132,6 +132,16 @@ func TestNotFoundWhateverIsTried(t *testing.T) {
 	}
 }
 
+// The count of permits is in a blob of its own, and what is wrong with that
+// doesn't mean that the permit is held: it would stay leased.
+func TestLeaseOnTheCountOfPermits(t *testing.T) {
+	b := scripted(t, &Options{Fencing: true}, map[string]string{"look": "404 BlobNotFound", "create": "412 LeaseIdMissing"})
+	b.existing.guess = true // so that the permit isn't created
+	if _, err := b.Acquire(t.Context(), permit("a", 1)); err == nil || errors.Is(err, driver.ErrHeld) || !strings.Contains(err.Error(), "counts the permits") {
+		t.Error(err)
+	}
+}
+
 func TestNothingIsUndoneThatWasRefused(t *testing.T) {
 	asked := 0
 	b := New(client(t, "http://scripted.invalid", "c", func(http.RoundTripper) http.RoundTripper {

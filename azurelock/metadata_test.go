@@ -59,7 +59,7 @@ func TestTokensSurvive(t *testing.T) {
 	set(strconv.FormatUint(far, 10))
 	last = far
 	next("of a count that is ahead of the clock")
-	for _, bad := range []string{"x", "-1", "1.5", "99999999999999999999999"} {
+	for _, bad := range []string{"x", "-1", "1.5", "99999999999999999999999", "18446744073709551615", "9223372036854775807"} {
 		set(bad)
 		if g, err := b.Acquire(t.Context(), request("a")); err == nil {
 			t.Errorf("token %d after %q", g.Token, bad)
