@@ -212,8 +212,12 @@ func New(c *container.Client, o *Options) *Backend {
 
 // OnBlob returns a backend that has one lock: a lease on the given blob, which
 // must exist, whatever its type and content. It is never created or deleted, so
-// that of the options CreateContainer and DeleteOnRelease are refused. Use it to lock
-// the data themselves: writes to a leased blob need the lease's ID.
+// that of the options CreateContainer and DeleteOnRelease are refused. Use it to
+// keep others from writing the data themselves: the service refuses writes to a
+// leased blob that come without the lease's ID. That goes for the holder's own
+// writes, too. The ID is that of the Owner whom Locker.Holders reports, if
+// Options.HolderNote or Fencing is set; these write to the blob's metadata, and
+// so change its ETag.
 //
 // The first Acquire names the resource as it likes; the backend takes no other
 // name from then on, since distinct resources have to be distinct locks. It has
