@@ -3,6 +3,7 @@ package azurelock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -71,7 +72,8 @@ func TestCodes(t *testing.T) {
 		{"acquire", "403 AuthorizationSourceIPMismatch", nil, "address"},
 		{"acquire", "403 AuthorizationProtocolMismatch", nil, "https"},
 		{"acquire", "500 InternalError", nil, "refused"},
-		{"acquire", "400 SomethingNew", nil, "refused (400 SomethingNew)"},
+		{"acquire", "400 SomethingNew", nil, "refused (400 SomethingNew, PUT http://scripted.invalid/c/a)"},
+		{"acquire", "404 ", nil, "something else at the endpoint"},
 		{"look", "403 AuthorizationPermissionMismatch", nil, "may not do this"},
 		{"set", "412 LeaseIdMismatchWithBlobOperation", nil, "refused"},
 		{"set", "400 MetadataTooLarge", nil, "no room"},
@@ -139,6 +141,17 @@ func TestLeaseOnTheCountOfPermits(t *testing.T) {
 	b.existing.guess = true // so that the permit isn't created
 	if _, err := b.Acquire(t.Context(), permit("a", 1)); err == nil || errors.Is(err, driver.ErrHeld) || !strings.Contains(err.Error(), "counts the permits") {
 		t.Error(err)
+	}
+}
+
+// Those of credentials are of many lines.
+func TestErrorsOfCredentials(t *testing.T) {
+	const azidentity = "DefaultAzureCredential: failed to acquire a token.\nAttempted credentials:\n\tA: no\n\t----\n\tB: no\n"
+	cause := errors.New(azidentity)
+	err := explain(fmt.Errorf("because, and %w", cause))
+	const want = "because, and DefaultAzureCredential: failed to acquire a token.; Attempted credentials:; A: no; B: no"
+	if err.Error() != want || !errors.Is(err, cause) {
+		t.Errorf("%q", err)
 	}
 }
 
