@@ -22,7 +22,7 @@ import (
 
 // Acquire takes a lease; see [driver.Backend]. It never waits for others.
 func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	if err := b.check(r.Resource, r.Mode); err != nil {
+	if err := b.check(r.Resource, r.Mode, true); err != nil {
 		b.remember(r.Owner.ID, outcome{})
 		return driver.Grant{}, err
 	}

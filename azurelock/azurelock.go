@@ -139,13 +139,14 @@ const (
 const (
 	firstPoll      = 200 * time.Millisecond
 	defaultMaxPoll = time.Second
+	leastMaxPoll   = 50 * time.Millisecond
 )
 
 // Options tune a [Backend]. Nil and the zero value are the defaults.
 type Options struct {
 	// MaxPoll is how long a waiting process pauses between its questions, on
-	// average, once it has waited for some seconds. Default 1 s. Every question is
-	// a request that is billed.
+	// average, once it has waited for some seconds. Default 1 s, at least 50 ms.
+	// Every question is a request that is billed.
 	MaxPoll time.Duration
 
 	// Fencing gives every grant a token, for two more requests. It can't be had
@@ -245,6 +246,8 @@ func newBackend(o *Options) *Backend {
 	switch {
 	case b.o.MaxPoll < 0:
 		b.bad = badArgument("negative Options.MaxPoll: %v", b.o.MaxPoll)
+	case b.o.MaxPoll > 0 && b.o.MaxPoll < leastMaxPoll:
+		b.bad = badArgument("Options.MaxPoll of %v: less than %v, and each question is billed", b.o.MaxPoll, leastMaxPoll)
 	case b.o.Fencing && b.o.DeleteOnRelease:
 		b.bad = badArgument("Options.Fencing with DeleteOnRelease: the count would go with the blob")
 	}
@@ -279,8 +282,9 @@ func (b *Backend) Close() error {
 
 var errClosed = fmt.Errorf("the backend was closed: %w", fs.ErrClosed)
 
-// check reports why the request can't be sent.
-func (b *Backend) check(resource string, mode driver.Mode) error {
+// check reports why the request can't be sent. If it is to take a lease, it
+// names the single blob's resource.
+func (b *Backend) check(resource string, mode driver.Mode, take bool) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
@@ -290,7 +294,7 @@ func (b *Backend) check(resource string, mode driver.Mode) error {
 		return fmt.Errorf("%w: no %v locks on blob leases", errors.ErrUnsupported, mode)
 	case b.closed:
 		return errClosed
-	case b.single == nil:
+	case b.single == nil || b.name == "" && !take:
 		return nil
 	case b.name != "" && b.name != resource:
 		return badArgument("the blob was locked as %q before: a backend on one blob has one resource", b.name)
@@ -380,7 +384,7 @@ var undoPauses = []time.Duration{0, 250 * time.Millisecond, 500 * time.Milliseco
 // Undo releases what the attempt may hold; see [driver.Undoer]. If its request
 // got no answer at all, Undo watches for two seconds whether it arrives.
 func (b *Backend) Undo(ctx context.Context, r driver.Request) error {
-	if err := b.check(r.Resource, r.Mode); err != nil && !errors.Is(err, errClosed) {
+	if err := b.check(r.Resource, r.Mode, false); err != nil && !errors.Is(err, errClosed) {
 		return nil //nolint:nilerr // nothing was ever sent
 	}
 	o, known := b.recall(r.Owner.ID)

@@ -259,6 +259,7 @@ func TestBadOptions(t *testing.T) {
 		"no container":     New(nil, nil),
 		"no blob":          OnBlob(nil, nil),
 		"negative MaxPoll": New(c, &Options{MaxPoll: -1}),
+		"tiny MaxPoll":     New(c, &Options{MaxPoll: 5}), // who means seconds
 		"fence deleted":    New(c, &Options{Fencing: true, DeleteOnRelease: true}),
 		"blob deleted":     OnBlob(c.NewBlobClient("b"), &Options{DeleteOnRelease: true}),
 		"blob created":     OnBlob(c.NewBlobClient("b"), &Options{CreateContainer: true}),

@@ -218,6 +218,9 @@ func TestOnBlob(t *testing.T) {
 	}
 	for _, o := range []*Options{nil, {Fencing: true}} {
 		b := OnBlob(data.BlobClient(), o)
+		if holders, err := b.Holders(t.Context(), "who asks doesn't name it", driver.Exclusive); err != nil || len(holders) != 0 {
+			t.Errorf("%v, %v", holders, err)
+		}
 		g := take(t, b, request("any name"))
 		if _, err := b.Acquire(t.Context(), request("another")); !errors.Is(err, distlock.ErrBadArgument) {
 			t.Errorf("two resources on one blob: %v", err)
