@@ -81,7 +81,8 @@
 // than finding out. When no answer came at all, the lease is released at once,
 // and again three times over two seconds, in case the request is still on its
 // way. One that is delivered later than that (some proxy held it up) takes the
-// resource for one lease, and for nobody.
+// resource for one lease, and for nobody; so does the first try of an Acquire that
+// was granted at its second, if it is delivered after the release.
 //
 // # Tokens
 //

@@ -73,7 +73,7 @@ func TestCodes(t *testing.T) {
 		{"acquire", "403 AuthorizationProtocolMismatch", nil, "https"},
 		{"acquire", "500 InternalError", nil, "refused"},
 		{"acquire", "400 SomethingNew", nil, "refused (400 SomethingNew, PUT http://scripted.invalid/c/a)"},
-		{"acquire", "404 ", nil, "something else at the endpoint"},
+		{"acquire", "404 ", nil, "has no code of the blob service's"},
 		{"look", "403 AuthorizationPermissionMismatch", nil, "may not do this"},
 		{"set", "412 LeaseIdMismatchWithBlobOperation", nil, "refused"},
 		{"set", "400 MetadataTooLarge", nil, "no room"},

@@ -223,7 +223,7 @@ func explain(err error) error {
 		}
 		code := r.ErrorCode
 		if code == "" {
-			text = "refused, without a code of the blob service's: is something else at the endpoint, or in between?"
+			text = "the answer has no code of the blob service's: is something else at the endpoint, or in between?"
 			code = http.StatusText(r.StatusCode)
 		}
 		return &wrapped{fmt.Sprintf("%s (%d %s%s)", text, r.StatusCode, code, asked(r)), r}
