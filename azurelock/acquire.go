@@ -22,7 +22,7 @@ import (
 
 // Acquire takes a lease; see [driver.Backend]. It never waits for others.
 func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	if err := b.check(r.Resource, r.Mode); err != nil {
+	if err := b.check(r.Resource, r.Mode, true); err != nil {
 		b.remember(r.Owner.ID, outcome{})
 		return driver.Grant{}, err
 	}
@@ -109,8 +109,10 @@ func (b *Backend) lease(ctx context.Context, t target, r driver.Request) (*hold,
 			}
 		}
 		h.renewed = time.Now()
+		var leased lease.BlobAcquireResponse
 		doubt, err := exchange(ctx, acquireTries, func(ctx context.Context) error {
-			_, err := l.AcquireLease(ctx, seconds, nil)
+			var err error
+			leased, err = l.AcquireLease(ctx, seconds, nil)
 			return err
 		})
 		left = max(left, doubt)
@@ -118,6 +120,11 @@ func (b *Backend) lease(ctx context.Context, t target, r driver.Request) (*hold,
 			bloberror.HasCode(err, bloberror.ContainerNotFound) && b.o.CreateContainer
 		switch {
 		case err == nil:
+			if h.created && (leased.ETag == nil || deref(h.seen.etag) != *leased.ETag) {
+				// Between the two requests somebody else deleted it, and made or wrote
+				// the one that is leased now. A lease doesn't change the ETag.
+				h.seen, h.created = nil, false
+			}
 			b.existing.found(t.name, !create || refusal != nil)
 			return h, none, nil
 		case meansHeld(err):
