@@ -265,8 +265,9 @@ func (p *Pool) run(ctx context.Context, s *Session, st *Step) (*Session, error) 
 	case stepRunning:
 		st.left = true
 	case stepFinished:
-		// The answer came at the same moment.
-		err, asked.Result, asked.Null = st.err, st.Result, st.Null
+		if err = st.err; err == nil { // the answer came at the same moment
+			asked.Result, asked.Null = st.Result, st.Null
+		}
 	case stepNew: // it was never sent
 	}
 	ran := st.ran
