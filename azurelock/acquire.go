@@ -46,11 +46,16 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 		}
 		var token uint64
 		if err == nil {
-			doubt = answered // it must be given back from here on
+			// It must be given back from here on, beside what may yet arrive.
+			if doubt >= silent {
+				doubt++
+			} else {
+				doubt = answered
+			}
 			token, err = b.annotate(asking, h, r)
 		}
 		if err != nil {
-			b.remember(r.Owner.ID, outcome{doubt, t.blob})
+			b.remember(r.Owner.ID, outcome{doubt: doubt, blob: t.blob})
 			if ctx.Err() != nil {
 				err = ctx.Err()
 			}
@@ -76,10 +81,10 @@ func (b *Backend) lease(ctx context.Context, t target, r driver.Request) (*hold,
 	h := &hold{backend: b, name: t.name, blob: t.blob, lease: l, id: r.Owner.ID.String(), ttl: r.TTL, mayDelete: b.o.DeleteOnRelease && t.block != nil}
 	var left doubt
 	held := func() (*hold, doubt, error) {
-		if left == silent {
+		if left >= silent {
 			// It isn't ours: our own lease would have been prolonged. But the request
 			// that got no answer may yet arrive.
-			if err := b.settle(ctx, outcome{left, t.blob}, r.Owner.ID); err != nil {
+			if err := b.settle(ctx, &outcome{doubt: left, blob: t.blob}, r.Owner.ID); err != nil {
 				return nil, left, err
 			}
 		}
@@ -115,7 +120,7 @@ func (b *Backend) lease(ctx context.Context, t target, r driver.Request) (*hold,
 			leased, err = l.AcquireLease(ctx, seconds, nil)
 			return err
 		})
-		left = max(left, doubt)
+		left = left.and(doubt)
 		missing := bloberror.HasCode(err, bloberror.BlobNotFound) ||
 			bloberror.HasCode(err, bloberror.ContainerNotFound) && b.o.CreateContainer
 		switch {
@@ -126,7 +131,7 @@ func (b *Backend) lease(ctx context.Context, t target, r driver.Request) (*hold,
 				h.seen, h.created = nil, false
 			}
 			b.existing.found(t.name, !create || refusal != nil)
-			return h, none, nil
+			return h, left, nil
 		case meansHeld(err):
 			b.existing.found(t.name, !create)
 			return held()

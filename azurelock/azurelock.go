@@ -339,6 +339,7 @@ func (b *Backend) target(name string) target {
 type outcome struct {
 	doubt doubt
 	blob  *blob.Client // that the doubt is about
+	until time.Time    // when it is over, once somebody began to watch; else zero
 }
 
 // doubt is how far it is unknown whether the service did what it was asked.
@@ -348,7 +349,16 @@ const (
 	none     doubt = iota // it did nothing, and won't
 	answered              // it may have, but won't any more
 	silent                // it may have, or may yet: the request may be on its way
+	// Beyond that, one more for each further request that may be on its way.
 )
+
+// and returns what is left open by two requests.
+func (d doubt) and(other doubt) doubt {
+	if d >= silent && other >= silent {
+		return d + other - silent + 1
+	}
+	return max(d, other)
+}
 
 // mostOutcomes bounds what is remembered for an Undo that never comes.
 const mostOutcomes = 4096
@@ -378,9 +388,11 @@ func (b *Backend) forget(id driver.ID) {
 	delete(b.outcomes, id)
 }
 
-// undoPauses lie before the tries to release a lease whose request may still be
-// on its way.
-var undoPauses = []time.Duration{0, 250 * time.Millisecond, 500 * time.Millisecond, time.Second}
+// A request that got no answer is watched for so long, with these pauses, the
+// last again and again.
+const watched = 1750 * time.Millisecond
+
+var undoPauses = []time.Duration{250 * time.Millisecond, 500 * time.Millisecond, time.Second}
 
 // Undo releases what the attempt may hold; see [driver.Undoer]. If its request
 // got no answer at all, Undo watches for two seconds whether it arrives.
@@ -397,7 +409,8 @@ func (b *Backend) Undo(ctx context.Context, r driver.Request) error {
 			}
 		}
 	case o.doubt != none:
-		if err := b.settle(ctx, o, r.Owner.ID); err != nil {
+		if err := b.settle(ctx, &o, r.Owner.ID); err != nil {
+			b.remember(r.Owner.ID, o) // the next call goes on from here
 			return err
 		}
 	}
@@ -405,18 +418,29 @@ func (b *Backend) Undo(ctx context.Context, r driver.Request) error {
 	return nil
 }
 
-// settle sees to it that the doubt is over.
-func (b *Backend) settle(ctx context.Context, o outcome, id driver.ID) error {
-	for _, pause := range undoPauses {
+// settle sees to it that the doubt is over. A lease that is found may be that of
+// one request, with another still on its way.
+func (b *Backend) settle(ctx context.Context, o *outcome, id driver.ID) error {
+	if o.until.IsZero() {
+		o.until = time.Now().Add(watched)
+	}
+	for i := 0; ; i++ {
+		over := !time.Now().Before(o.until)
+		was, err := b.free(ctx, o.blob, id)
+		if err != nil {
+			return err
+		}
+		if was && o.doubt >= silent {
+			o.doubt-- // to answered, when it was the last
+		}
+		if o.doubt < silent || over {
+			return nil
+		}
+		pause := min(undoPauses[min(i, len(undoPauses)-1)], time.Until(o.until))
 		if err := sleep(ctx, pause); err != nil {
 			return err
 		}
-		was, err := b.free(ctx, o.blob, id)
-		if err != nil || was || o.doubt != silent {
-			return err
-		}
 	}
-	return nil
 }
 
 // free releases the lease with the ID, and reports whether there was one.

@@ -65,9 +65,9 @@ func exchange(ctx context.Context, n tries, f func(ctx context.Context) error) (
 		}
 		now := doubtOf(err)
 		if ctx.Err() != nil || i == len(n)-1 || !transient(err) {
-			return max(before, now), err
+			return before.and(now), err
 		}
-		before = max(before, now)
+		before = before.and(now)
 		// The next try is what notices that the context ended.
 		_ = sleep(ctx, 100*time.Millisecond+rand.N(100*time.Millisecond))
 	}
