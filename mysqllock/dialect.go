@@ -332,7 +332,7 @@ func (d *dialect) Wait(_ context.Context, c *dbsession.Conn, s *dbsession.Step, 
 	return err
 }
 
-// Interrupt implements [dbsession.Dialect].
+// Interrupt implements [dbsession.Interrupter].
 func (d *dialect) Interrupt(_ context.Context, c *dbsession.Conn, other dbsession.Identity) error {
 	return d.kill(c, "QUERY ", other)
 }
@@ -395,4 +395,7 @@ func explain(err error) error {
 	return err
 }
 
-var _ dbsession.Dialect = (*dialect)(nil)
+var (
+	_ dbsession.Dialect     = (*dialect)(nil)
+	_ dbsession.Interrupter = (*dialect)(nil)
+)

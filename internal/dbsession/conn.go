@@ -20,6 +20,7 @@ type Conn struct {
 	prepared map[string]*list.Element
 	recent   list.List // of *preparedStmt
 	row      []sqldriver.Value
+	rest     []sqldriver.Value
 	args     []sqldriver.NamedValue
 }
 
@@ -66,13 +67,19 @@ func (c *Conn) Args(n int) []sqldriver.NamedValue {
 // Row runs a prepared query and returns its only row, which is valid until the
 // next query.
 func (c *Conn) Row(query string, args []sqldriver.NamedValue) ([]sqldriver.Value, error) {
+	return c.RowUntil(c.context(), query, args)
+}
+
+// RowUntil is Row with a context that may end the statement, for drivers that
+// keep the connection then, and watch a context at no cost.
+func (c *Conn) RowUntil(ctx context.Context, query string, args []sqldriver.NamedValue) ([]sqldriver.Value, error) {
 	stmt, err := c.prepare(query)
 	if err != nil {
 		return nil, err
 	}
 	var rows sqldriver.Rows
 	if q, ok := stmt.(sqldriver.StmtQueryContext); ok {
-		rows, err = q.QueryContext(c.context(), args)
+		rows, err = q.QueryContext(ctx, args)
 	} else {
 		rows, err = stmt.Query(values(args)) //nolint:staticcheck // drivers of old have no other
 	}
@@ -130,7 +137,7 @@ func (c *Conn) rows(query string) (sqldriver.Rows, error) {
 func (c *Conn) one(rows sqldriver.Rows) ([]sqldriver.Value, error) {
 	n := len(rows.Columns())
 	if cap(c.row) < n {
-		c.row = make([]sqldriver.Value, n, 2*n)
+		c.row, c.rest = make([]sqldriver.Value, n, 2*n), make([]sqldriver.Value, n, 2*n)
 	}
 	row := c.row[:n]
 	err := rows.Next(row)
@@ -138,11 +145,19 @@ func (c *Conn) one(rows sqldriver.Rows) ([]sqldriver.Value, error) {
 		err = errNoRow
 	}
 	if err == nil {
-		// Byte slices belong to the driver, and only until Close.
+		// Byte slices belong to the driver, and only until the next call.
 		for i, v := range row {
 			if b, ok := v.([]byte); ok {
 				row[i] = string(b)
 			}
+		}
+		// Close would cancel what is still to come, with some drivers, and an error
+		// that comes after the row would be missed.
+		for err == nil {
+			err = rows.Next(c.rest[:n])
+		}
+		if err == io.EOF {
+			err = nil
 		}
 	}
 	if cerr := rows.Close(); err == nil {

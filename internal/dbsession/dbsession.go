@@ -50,7 +50,8 @@ type Dialect interface {
 
 	// Wait is Run for one step that waits in the database's queue for at most d.
 	// Its result is 0 if that was in vain. The error is ErrInterrupted if it was
-	// stopped and nothing was taken.
+	// stopped and nothing was taken. When ctx ends it stops, unless the dialect is
+	// an Interrupter.
 	Wait(ctx context.Context, c *Conn, s *Step, d time.Duration) error
 
 	// Undo returns the step that gives back what s may have taken, or nil if s
@@ -58,16 +59,20 @@ type Dialect interface {
 	Undo(s *Step) *Step
 	Took(s *Step) bool
 
-	// Interrupt stops the Wait of another session, over c, and does nothing if
-	// that session has ended.
-	Interrupt(ctx context.Context, c *Conn, other Identity) error
-
 	// Kill ends another session, over c, if it hasn't ended.
 	Kill(ctx context.Context, c *Conn, other Identity) error
 
 	// Answered reports whether err is the server's answer to a statement, after
 	// which the connection can be used as before.
 	Answered(err error) bool
+}
+
+// An Interrupter is a [Dialect] whose driver can't cancel a statement and keep
+// the connection: it takes another session to stop a wait.
+type Interrupter interface {
+	// Interrupt stops the Wait of another session, over c, and does nothing if
+	// that session has ended.
+	Interrupt(ctx context.Context, c *Conn, other Identity) error
 }
 
 // ErrInterrupted is the error of a [Dialect.Wait] that was stopped.
@@ -80,7 +85,8 @@ type Verb uint8
 const (
 	// Ping does nothing.
 	Ping Verb = iota
-	// Owner results in the identity of the session that holds Key, or NULL.
+	// Owner results in the identity of the session that holds Key, or NULL. Where
+	// the database doesn't tell whose it is, Result stays as it was if somebody's.
 	Owner
 	// FirstVerb is the first that the dialect may use.
 	FirstVerb

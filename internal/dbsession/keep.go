@@ -90,7 +90,7 @@ func (p *Pool) checkWaiting() {
 	ctx, cancel := context.WithTimeout(p.life, p.opt.Heartbeat)
 	defer cancel()
 	for _, s := range waiting {
-		st := &Step{Verb: Owner, Key: s.self.Mark}
+		st := &Step{Verb: Owner, Key: s.self.Mark, Result: s.self.ID}
 		other, err := p.Do(ctx, st)
 		if err != nil || other == s {
 			return

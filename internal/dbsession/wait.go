@@ -42,6 +42,25 @@ func (p *Pool) Wait(ctx context.Context, st *Step, d time.Duration) (*Session, e
 	return s, err
 }
 
+// Elsewhere runs the step on a session that holds nothing, without waiting for
+// more than such a session. It returns nil if there is no room for one.
+func (p *Pool) Elsewhere(ctx context.Context, st *Step) (*Session, error) {
+	p.mu.Lock()
+	room := !p.closed && p.mayWait()
+	p.mu.Unlock()
+	if room {
+		s, err := p.waitingSession(ctx, nil)
+		if s != nil {
+			return p.waitOn(ctx, s, st, time.Now(), nil)
+		}
+		p.doneWaiting()
+		if err != nil {
+			return nil, errors.Join(err, p.cleanUp(st))
+		}
+	}
+	return nil, p.cleanUp(st)
+}
+
 // inPlace returns nothing when the caller has a place among those who wait with
 // a session of their own. Until then it asks again and again, with all others
 // that have none; s is the session on which that succeeded. asked says that
@@ -226,10 +245,13 @@ const interruptGrace = 50 * time.Millisecond
 // waitOn waits on a session of its own.
 func (p *Pool) waitOn(ctx context.Context, s *Session, st *Step, deadline time.Time, over <-chan time.Time) (*Session, error) {
 	w := &ownWait{s: s, step: *st} // a copy: the caller may be gone when the answer comes
+	wanted, stop := context.WithCancel(s.conn.life)
+	w.stop = stop
 	w.outer.Verb = Exclusively
 	w.outer.call = func(c *Conn) error {
+		defer stop()
 		c.careful = true
-		return p.dialect.Wait(c.life, c, &w.step, min(max(time.Until(deadline), 0), forever))
+		return p.dialect.Wait(wanted, c, &w.step, min(max(time.Until(deadline), 0), forever))
 	}
 	p.mu.Lock()
 	p.start(s, &w.outer)
@@ -265,6 +287,7 @@ type ownWait struct {
 	s     *Session
 	step  Step // what is waited for
 	outer Step // that waits
+	stop  func()
 }
 
 // waited deals with the answer and returns the result: the session becomes one
@@ -308,14 +331,19 @@ func (p *Pool) stopWaiting(w *ownWait, timedOut bool) {
 	}
 	ctx, cancel := context.WithTimeout(p.life, p.opt.Heartbeat)
 	defer cancel()
-	err := errors.New("there is no other session to cancel the wait from")
-	if other := p.another(w.s); other != nil {
-		err = p.exclusively(ctx, other, func(c *Conn) error { return p.dialect.Interrupt(c.life, c, w.s.self) })
+	w.stop()
+	interrupter, fromOutside := p.dialect.(Interrupter)
+	var err error
+	if fromOutside {
+		err = errors.New("there is no other session to cancel the wait from")
+		if other := p.another(w.s); other != nil {
+			err = p.exclusively(ctx, other, func(c *Conn) error { return interrupter.Interrupt(c.life, c, w.s.self) })
+		}
 	}
 	if err == nil {
 		select {
 		case <-w.outer.ready:
-			if errors.Is(w.outer.err, ErrInterrupted) {
+			if !fromOutside || errors.Is(w.outer.err, ErrInterrupted) {
 				p.backOut(w)
 				return
 			}
