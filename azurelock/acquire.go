@@ -22,7 +22,7 @@ import (
 
 // Acquire takes a lease; see [driver.Backend]. It never waits for others.
 func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	if err := b.check(r.Resource, r.Mode); err != nil {
+	if err := b.check(r.Resource, r.Mode, true); err != nil {
 		b.remember(r.Owner.ID, outcome{})
 		return driver.Grant{}, err
 	}
@@ -46,11 +46,16 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 		}
 		var token uint64
 		if err == nil {
-			doubt = answered // it must be given back from here on
+			// It must be given back from here on, beside what may yet arrive.
+			if doubt >= silent {
+				doubt++
+			} else {
+				doubt = answered
+			}
 			token, err = b.annotate(asking, h, r)
 		}
 		if err != nil {
-			b.remember(r.Owner.ID, outcome{doubt, t.blob})
+			b.remember(r.Owner.ID, outcome{doubt: doubt, blob: t.blob})
 			if ctx.Err() != nil {
 				err = ctx.Err()
 			}
@@ -76,10 +81,10 @@ func (b *Backend) lease(ctx context.Context, t target, r driver.Request) (*hold,
 	h := &hold{backend: b, name: t.name, blob: t.blob, lease: l, id: r.Owner.ID.String(), ttl: r.TTL, mayDelete: b.o.DeleteOnRelease && t.block != nil}
 	var left doubt
 	held := func() (*hold, doubt, error) {
-		if left == silent {
+		if left >= silent {
 			// It isn't ours: our own lease would have been prolonged. But the request
 			// that got no answer may yet arrive.
-			if err := b.settle(ctx, outcome{left, t.blob}, r.Owner.ID); err != nil {
+			if err := b.settle(ctx, &outcome{doubt: left, blob: t.blob}, r.Owner.ID); err != nil {
 				return nil, left, err
 			}
 		}
@@ -109,17 +114,24 @@ func (b *Backend) lease(ctx context.Context, t target, r driver.Request) (*hold,
 			}
 		}
 		h.renewed = time.Now()
+		var leased lease.BlobAcquireResponse
 		doubt, err := exchange(ctx, acquireTries, func(ctx context.Context) error {
-			_, err := l.AcquireLease(ctx, seconds, nil)
+			var err error
+			leased, err = l.AcquireLease(ctx, seconds, nil)
 			return err
 		})
-		left = max(left, doubt)
+		left = left.and(doubt)
 		missing := bloberror.HasCode(err, bloberror.BlobNotFound) ||
 			bloberror.HasCode(err, bloberror.ContainerNotFound) && b.o.CreateContainer
 		switch {
 		case err == nil:
+			if h.created && (leased.ETag == nil || deref(h.seen.etag) != *leased.ETag) {
+				// Between the two requests somebody else deleted it, and made or wrote
+				// the one that is leased now. A lease doesn't change the ETag.
+				h.seen, h.created = nil, false
+			}
 			b.existing.found(t.name, !create || refusal != nil)
-			return h, none, nil
+			return h, left, nil
 		case meansHeld(err):
 			b.existing.found(t.name, !create)
 			return held()

@@ -81,7 +81,8 @@
 // than finding out. When no answer came at all, the lease is released at once,
 // and again three times over two seconds, in case the request is still on its
 // way. One that is delivered later than that (some proxy held it up) takes the
-// resource for one lease, and for nobody.
+// resource for one lease, and for nobody; so does the first try of an Acquire that
+// was granted at its second, if it is delivered after the release.
 //
 // # Tokens
 //
@@ -139,13 +140,14 @@ const (
 const (
 	firstPoll      = 200 * time.Millisecond
 	defaultMaxPoll = time.Second
+	leastMaxPoll   = 50 * time.Millisecond
 )
 
 // Options tune a [Backend]. Nil and the zero value are the defaults.
 type Options struct {
 	// MaxPoll is how long a waiting process pauses between its questions, on
-	// average, once it has waited for some seconds. Default 1 s. Every question is
-	// a request that is billed.
+	// average, once it has waited for some seconds. Default 1 s, at least 50 ms.
+	// Every question is a request that is billed.
 	MaxPoll time.Duration
 
 	// Fencing gives every grant a token, for two more requests. It can't be had
@@ -212,8 +214,12 @@ func New(c *container.Client, o *Options) *Backend {
 
 // OnBlob returns a backend that has one lock: a lease on the given blob, which
 // must exist, whatever its type and content. It is never created or deleted, so
-// that of the options CreateContainer and DeleteOnRelease are refused. Use it to lock
-// the data themselves: writes to a leased blob need the lease's ID.
+// that of the options CreateContainer and DeleteOnRelease are refused. Use it to
+// keep others from writing the data themselves: the service refuses writes to a
+// leased blob that come without the lease's ID. That goes for the holder's own
+// writes, too. The ID is that of the Owner whom Locker.Holders reports, if
+// Options.HolderNote or Fencing is set; these write to the blob's metadata, and
+// so change its ETag.
 //
 // The first Acquire names the resource as it likes; the backend takes no other
 // name from then on, since distinct resources have to be distinct locks. It has
@@ -241,6 +247,8 @@ func newBackend(o *Options) *Backend {
 	switch {
 	case b.o.MaxPoll < 0:
 		b.bad = badArgument("negative Options.MaxPoll: %v", b.o.MaxPoll)
+	case b.o.MaxPoll > 0 && b.o.MaxPoll < leastMaxPoll:
+		b.bad = badArgument("Options.MaxPoll of %v: less than %v, and each question is billed", b.o.MaxPoll, leastMaxPoll)
 	case b.o.Fencing && b.o.DeleteOnRelease:
 		b.bad = badArgument("Options.Fencing with DeleteOnRelease: the count would go with the blob")
 	}
@@ -275,8 +283,9 @@ func (b *Backend) Close() error {
 
 var errClosed = fmt.Errorf("the backend was closed: %w", fs.ErrClosed)
 
-// check reports why the request can't be sent.
-func (b *Backend) check(resource string, mode driver.Mode) error {
+// check reports why the request can't be sent. If it is to take a lease, it
+// names the single blob's resource.
+func (b *Backend) check(resource string, mode driver.Mode, take bool) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
@@ -286,7 +295,7 @@ func (b *Backend) check(resource string, mode driver.Mode) error {
 		return fmt.Errorf("%w: no %v locks on blob leases", errors.ErrUnsupported, mode)
 	case b.closed:
 		return errClosed
-	case b.single == nil:
+	case b.single == nil || b.name == "" && !take:
 		return nil
 	case b.name != "" && b.name != resource:
 		return badArgument("the blob was locked as %q before: a backend on one blob has one resource", b.name)
@@ -330,6 +339,7 @@ func (b *Backend) target(name string) target {
 type outcome struct {
 	doubt doubt
 	blob  *blob.Client // that the doubt is about
+	until time.Time    // when it is over, once somebody began to watch; else zero
 }
 
 // doubt is how far it is unknown whether the service did what it was asked.
@@ -339,7 +349,16 @@ const (
 	none     doubt = iota // it did nothing, and won't
 	answered              // it may have, but won't any more
 	silent                // it may have, or may yet: the request may be on its way
+	// Beyond that, one more for each further request that may be on its way.
 )
+
+// and returns what is left open by two requests.
+func (d doubt) and(other doubt) doubt {
+	if d >= silent && other >= silent {
+		return d + other - silent + 1
+	}
+	return max(d, other)
+}
 
 // mostOutcomes bounds what is remembered for an Undo that never comes.
 const mostOutcomes = 4096
@@ -369,14 +388,16 @@ func (b *Backend) forget(id driver.ID) {
 	delete(b.outcomes, id)
 }
 
-// undoPauses lie before the tries to release a lease whose request may still be
-// on its way.
-var undoPauses = []time.Duration{0, 250 * time.Millisecond, 500 * time.Millisecond, time.Second}
+// A request that got no answer is watched for so long, with these pauses, the
+// last again and again.
+const watched = 1750 * time.Millisecond
+
+var undoPauses = []time.Duration{250 * time.Millisecond, 500 * time.Millisecond, time.Second}
 
 // Undo releases what the attempt may hold; see [driver.Undoer]. If its request
 // got no answer at all, Undo watches for two seconds whether it arrives.
 func (b *Backend) Undo(ctx context.Context, r driver.Request) error {
-	if err := b.check(r.Resource, r.Mode); err != nil && !errors.Is(err, errClosed) {
+	if err := b.check(r.Resource, r.Mode, false); err != nil && !errors.Is(err, errClosed) {
 		return nil //nolint:nilerr // nothing was ever sent
 	}
 	o, known := b.recall(r.Owner.ID)
@@ -388,7 +409,8 @@ func (b *Backend) Undo(ctx context.Context, r driver.Request) error {
 			}
 		}
 	case o.doubt != none:
-		if err := b.settle(ctx, o, r.Owner.ID); err != nil {
+		if err := b.settle(ctx, &o, r.Owner.ID); err != nil {
+			b.remember(r.Owner.ID, o) // the next call goes on from here
 			return err
 		}
 	}
@@ -396,18 +418,29 @@ func (b *Backend) Undo(ctx context.Context, r driver.Request) error {
 	return nil
 }
 
-// settle sees to it that the doubt is over.
-func (b *Backend) settle(ctx context.Context, o outcome, id driver.ID) error {
-	for _, pause := range undoPauses {
+// settle sees to it that the doubt is over. A lease that is found may be that of
+// one request, with another still on its way.
+func (b *Backend) settle(ctx context.Context, o *outcome, id driver.ID) error {
+	if o.until.IsZero() {
+		o.until = time.Now().Add(watched)
+	}
+	for i := 0; ; i++ {
+		over := !time.Now().Before(o.until)
+		was, err := b.free(ctx, o.blob, id)
+		if err != nil {
+			return err
+		}
+		if was && o.doubt >= silent {
+			o.doubt-- // to answered, when it was the last
+		}
+		if o.doubt < silent || over {
+			return nil
+		}
+		pause := min(undoPauses[min(i, len(undoPauses)-1)], time.Until(o.until))
 		if err := sleep(ctx, pause); err != nil {
 			return err
 		}
-		was, err := b.free(ctx, o.blob, id)
-		if err != nil || was || o.doubt != silent {
-			return err
-		}
 	}
-	return nil
 }
 
 // free releases the lease with the ID, and reports whether there was one.

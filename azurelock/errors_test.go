@@ -3,6 +3,7 @@ package azurelock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -71,7 +72,8 @@ func TestCodes(t *testing.T) {
 		{"acquire", "403 AuthorizationSourceIPMismatch", nil, "address"},
 		{"acquire", "403 AuthorizationProtocolMismatch", nil, "https"},
 		{"acquire", "500 InternalError", nil, "refused"},
-		{"acquire", "400 SomethingNew", nil, "refused (400 SomethingNew)"},
+		{"acquire", "400 SomethingNew", nil, "refused (400 SomethingNew, PUT http://scripted.invalid/c/a)"},
+		{"acquire", "404 ", nil, "has no code of the blob service's"},
 		{"look", "403 AuthorizationPermissionMismatch", nil, "may not do this"},
 		{"set", "412 LeaseIdMismatchWithBlobOperation", nil, "refused"},
 		{"set", "400 MetadataTooLarge", nil, "no room"},
@@ -129,6 +131,27 @@ func TestNotFoundWhateverIsTried(t *testing.T) {
 	b = scripted(t, nil, map[string]string{"acquire": "404 BlobNotFound", "create": "403 AuthorizationPermissionMismatch"})
 	if _, err := b.Acquire(t.Context(), request("a")); errors.Is(err, driver.ErrHeld) || !strings.Contains(err.Error(), "may not do this") {
 		t.Error(err)
+	}
+}
+
+// The count of permits is in a blob of its own, and what is wrong with that
+// doesn't mean that the permit is held: it would stay leased.
+func TestLeaseOnTheCountOfPermits(t *testing.T) {
+	b := scripted(t, &Options{Fencing: true}, map[string]string{"look": "404 BlobNotFound", "create": "412 LeaseIdMissing"})
+	b.existing.guess = true // so that the permit isn't created
+	if _, err := b.Acquire(t.Context(), permit("a", 1)); err == nil || errors.Is(err, driver.ErrHeld) || !strings.Contains(err.Error(), "counts the permits") {
+		t.Error(err)
+	}
+}
+
+// Those of credentials are of many lines.
+func TestErrorsOfCredentials(t *testing.T) {
+	const azidentity = "DefaultAzureCredential: failed to acquire a token.\nAttempted credentials:\n\tA: no\n\t----\n\tB: no\n"
+	cause := errors.New(azidentity)
+	err := explain(fmt.Errorf("because, and %w", cause))
+	const want = "because, and DefaultAzureCredential: failed to acquire a token.; Attempted credentials:; A: no; B: no"
+	if err.Error() != want || !errors.Is(err, cause) {
+		t.Errorf("%q", err)
 	}
 }
 
@@ -236,6 +259,7 @@ func TestBadOptions(t *testing.T) {
 		"no container":     New(nil, nil),
 		"no blob":          OnBlob(nil, nil),
 		"negative MaxPoll": New(c, &Options{MaxPoll: -1}),
+		"tiny MaxPoll":     New(c, &Options{MaxPoll: 5}), // who means seconds
 		"fence deleted":    New(c, &Options{Fencing: true, DeleteOnRelease: true}),
 		"blob deleted":     OnBlob(c.NewBlobClient("b"), &Options{DeleteOnRelease: true}),
 		"blob created":     OnBlob(c.NewBlobClient("b"), &Options{CreateContainer: true}),

@@ -65,9 +65,9 @@ func exchange(ctx context.Context, n tries, f func(ctx context.Context) error) (
 		}
 		now := doubtOf(err)
 		if ctx.Err() != nil || i == len(n)-1 || !transient(err) {
-			return max(before, now), err
+			return before.and(now), err
 		}
-		before = max(before, now)
+		before = before.and(now)
 		// The next try is what notices that the context ended.
 		_ = sleep(ctx, 100*time.Millisecond+rand.N(100*time.Millisecond))
 	}
@@ -223,9 +223,10 @@ func explain(err error) error {
 		}
 		code := r.ErrorCode
 		if code == "" {
+			text = "the answer has no code of the blob service's: is something else at the endpoint, or in between?"
 			code = http.StatusText(r.StatusCode)
 		}
-		return &wrapped{fmt.Sprintf("%s (%d %s)", text, r.StatusCode, code), r}
+		return &wrapped{fmt.Sprintf("%s (%d %s%s)", text, r.StatusCode, code, asked(r)), r}
 	}
 	if u, ok := errors.AsType[*url.Error](err); ok {
 		clean := &url.Error{Op: u.Op, URL: redactURL(u.URL), Err: u.Err}
@@ -237,10 +238,37 @@ func explain(err error) error {
 		}
 		return clean
 	}
-	if text := redact(err.Error()); text != err.Error() {
-		return errors.New(text)
+	text := err.Error()
+	switch line := oneLine(redact(text)); {
+	case redact(text) != text:
+		return errors.New(line)
+	case line != text:
+		return &wrapped{line, err}
 	}
 	return err
+}
+
+// asked says what the service was asked.
+func asked(r *azcore.ResponseError) string {
+	if r.RawResponse == nil || r.RawResponse.Request == nil || r.RawResponse.Request.URL == nil {
+		return ""
+	}
+	q := r.RawResponse.Request
+	return ", " + q.Method + " " + (&url.URL{Scheme: q.URL.Scheme, Host: q.URL.Host, Path: q.URL.Path, RawPath: q.URL.RawPath}).String()
+}
+
+// oneLine makes one of many, and leaves out the ruled ones.
+func oneLine(text string) string {
+	if !strings.Contains(text, "\n") {
+		return text
+	}
+	var lines []string
+	for line := range strings.Lines(text) {
+		if line = strings.TrimSpace(line); strings.Trim(line, "-") != "" {
+			lines = append(lines, line)
+		}
+	}
+	return strings.Join(lines, "; ")
 }
 
 // lost words an error that means that a lease has ended.

@@ -105,6 +105,53 @@ func TestAcquireThatArrivesLate(t *testing.T) {
 	t.Logf("free after %v", freeWithin(t, 2*time.Second, witness, "a"))
 }
 
+// Neither of two tries got an answer. The first is found, and the second arrives
+// after that.
+func TestBothTriesArriveLate(t *testing.T) {
+	t.Parallel()
+	p, b, witness := distorted(t, nil)
+	first, second := make(chan struct{}), make(chan struct{})
+	n := 0
+	p.set(func(o string) fault {
+		if o != "acquire" {
+			return fault{}
+		}
+		if n++; n == 1 {
+			return fault{before: first, after: stuck}
+		}
+		return fault{before: second, after: stuck}
+	})
+	l := locker(t, b, distlock.Options{})
+	if _, err := l.Acquire(t.Context(), "a", distlock.Timeout(acquireTries[0]+500*time.Millisecond)); !errors.Is(err, distlock.ErrNotAcquired) {
+		t.Errorf("%v", err)
+	}
+	close(first)
+	time.Sleep(grace + 400*time.Millisecond)
+	if !free(t, witness, "a") {
+		t.Error("the first isn't undone")
+	}
+	close(second)
+	time.Sleep(200 * time.Millisecond) // for it to arrive
+	t.Logf("free after %v", freeWithin(t, 2*time.Second, witness, "a"))
+}
+
+// The watch for a late request goes on where the call before ended.
+func TestShortReleaseTimeout(t *testing.T) {
+	t.Parallel()
+	p, b, _ := distorted(t, nil)
+	p.on("acquire", fault{before: stuck})
+	l := locker(t, b, distlock.Options{ReleaseTimeout: 300 * time.Millisecond})
+	if _, err := l.Acquire(t.Context(), "a", distlock.Timeout(200*time.Millisecond)); !errors.Is(err, distlock.ErrNotAcquired) {
+		t.Errorf("%v", err)
+	}
+	time.Sleep(grace + 4*time.Second)
+	n := p.count("release")
+	time.Sleep(2 * time.Second)
+	if m := p.count("release"); n < 4 || n > 12 || m != n {
+		t.Errorf("%d releases, and %d later", n, m-n)
+	}
+}
+
 func TestRenewalWhoseReplyIsLost(t *testing.T) {
 	t.Parallel()
 	p, b, witness := distorted(t, nil)

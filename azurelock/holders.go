@@ -18,7 +18,7 @@ import (
 // somebody does. It costs two requests, and for permits one and one for each
 // that is taken.
 func (b *Backend) Holders(ctx context.Context, resource string, mode driver.Mode) ([]driver.Holder, error) {
-	if err := b.check(resource, mode); err != nil {
+	if err := b.check(resource, mode, false); err != nil {
 		return nil, err
 	}
 	if mode == driver.Permit {

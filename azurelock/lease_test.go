@@ -9,6 +9,7 @@ import (
 
 	"github.com/Azure/azure-sdk-for-go/sdk/storage/azblob/blob"
 	"github.com/Azure/azure-sdk-for-go/sdk/storage/azblob/bloberror"
+	"github.com/Azure/azure-sdk-for-go/sdk/storage/azblob/blockblob"
 	"github.com/Azure/azure-sdk-for-go/sdk/storage/azblob/container"
 	"github.com/Azure/azure-sdk-for-go/sdk/storage/azblob/lease"
 
@@ -217,6 +218,9 @@ func TestOnBlob(t *testing.T) {
 	}
 	for _, o := range []*Options{nil, {Fencing: true}} {
 		b := OnBlob(data.BlobClient(), o)
+		if holders, err := b.Holders(t.Context(), "who asks doesn't name it", driver.Exclusive); err != nil || len(holders) != 0 {
+			t.Errorf("%v, %v", holders, err)
+		}
 		g := take(t, b, request("any name"))
 		if _, err := b.Acquire(t.Context(), request("another")); !errors.Is(err, distlock.ErrBadArgument) {
 			t.Errorf("two resources on one blob: %v", err)
@@ -242,6 +246,24 @@ func TestOnBlob(t *testing.T) {
 	}
 	if got := *state(t, data.BlobClient()).ContentLength; got != int64(len(content)) {
 		t.Errorf("%d bytes are left", got)
+	}
+	// The holder's own writes need the ID of the lease.
+	l := locker(t, OnBlob(data.BlobClient(), &Options{HolderNote: true}), distlock.Options{})
+	lock, err := l.TryAcquire(t.Context(), "data")
+	if err != nil {
+		t.Fatal(err)
+	}
+	holders, err := l.Holders(t.Context(), "data")
+	if err != nil || len(holders) != 1 {
+		t.Fatalf("%v, %v", holders, err)
+	}
+	if _, err := data.Upload(t.Context(), nothing{strings.NewReader("new")}, &blockblob.UploadOptions{
+		AccessConditions: underLease(holders[0].Owner.ID.String(), nil),
+	}); err != nil {
+		t.Errorf("written by the holder: %v", err)
+	}
+	if err := lock.Release(); err != nil {
+		t.Error(err)
 	}
 	if _, err := OnBlob(c.NewBlobClient("missing"), nil).Acquire(t.Context(), request("x")); err == nil || !strings.Contains(err.Error(), "doesn't exist") {
 		t.Errorf("%v", err)

@@ -2,8 +2,10 @@ package azurelock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"net/url"
 	"strconv"
@@ -67,7 +69,7 @@ func (p *properties) nextToken(local time.Time) (uint64, error) {
 	var last uint64
 	if s := p.get(tokenKey); s != nil {
 		var err error
-		if last, err = strconv.ParseUint(*s, 10, 64); err != nil {
+		if last, err = strconv.ParseUint(*s, 10, 63); err != nil || last == math.MaxInt64 {
 			return 0, fmt.Errorf("the metadata hold no number for %s: a smaller token than before must not be given out", tokenKey)
 		}
 	}
@@ -115,7 +117,12 @@ func (b *Backend) count(ctx context.Context, h *hold) (uint64, error) {
 		if !bloberror.HasCode(err, bloberror.BlobNotFound) {
 			return token, err
 		}
-		if _, err := b.create(ctx, t.block); err != nil {
+		_, err = b.create(ctx, t.block)
+		if errors.Is(err, driver.ErrHeld) {
+			// That is said of the fence, and the permit is ours.
+			return 0, errors.New("somebody has a lease on the blob that counts the permits")
+		}
+		if err != nil {
 			return 0, err
 		}
 	}

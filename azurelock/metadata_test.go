@@ -59,7 +59,7 @@ func TestTokensSurvive(t *testing.T) {
 	set(strconv.FormatUint(far, 10))
 	last = far
 	next("of a count that is ahead of the clock")
-	for _, bad := range []string{"x", "-1", "1.5", "99999999999999999999999"} {
+	for _, bad := range []string{"x", "-1", "1.5", "99999999999999999999999", "18446744073709551615", "9223372036854775807"} {
 		set(bad)
 		if g, err := b.Acquire(t.Context(), request("a")); err == nil {
 			t.Errorf("token %d after %q", g.Token, bad)
@@ -298,5 +298,43 @@ func TestNoteIsShort(t *testing.T) {
 		if _, id := (&properties{metadata: map[string]*string{holderKey: &s}}).noted(); id != "" {
 			t.Errorf("%q", s)
 		}
+	}
+}
+
+// A blob that somebody puts in the place of the one that an attempt created,
+// before the attempt leases it, isn't the attempt's to delete.
+func TestReplacedBeforeItIsLeased(t *testing.T) {
+	t.Parallel()
+	e := azurite(t)
+	c := e.container(t)
+	p := newProxy(t, e)
+	gate := make(chan struct{})
+	p.on("acquire", fault{before: gate})
+	b := New(client(t, p.endpoint(), containerOf(c), nil), &Options{DeleteOnRelease: true})
+	grants := make(chan driver.Grant, 1)
+	go func() {
+		defer close(grants)
+		g, err := b.Acquire(context.Background(), request("a"))
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		grants <- g
+	}()
+	for p.count("acquire") == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	release(t, take(t, New(c, &Options{DeleteOnRelease: true}), request("a"))) // which deletes it
+	if _, err := c.NewBlockBlobClient("a").Upload(t.Context(), nothing{strings.NewReader("theirs")}, nil); err != nil {
+		t.Fatal(err)
+	}
+	close(gate)
+	g, ok := <-grants
+	if !ok {
+		t.FailNow()
+	}
+	release(t, g)
+	if got := *state(t, c.NewBlobClient("a")).ContentLength; got == 0 {
+		t.Error("overwritten")
 	}
 }

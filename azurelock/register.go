@@ -3,6 +3,7 @@ package azurelock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/url"
 	"os"
 	"regexp"
@@ -10,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/Azure/azure-sdk-for-go/sdk/azcore"
+	"github.com/Azure/azure-sdk-for-go/sdk/azcore/policy"
 	"github.com/Azure/azure-sdk-for-go/sdk/azidentity"
 	"github.com/Azure/azure-sdk-for-go/sdk/storage/azblob/container"
 	"github.com/distlock-go/distlock"
@@ -50,6 +53,7 @@ type place struct {
 var (
 	containerName = regexp.MustCompile(`^[a-z0-9](-?[a-z0-9])+$`)
 	accountName   = regexp.MustCompile(`^[a-z0-9]{3,24}$`)
+	plainWord     = regexp.MustCompile(`^[A-Za-z_-]{1,24}$`)
 )
 
 // parseURL returns what the URL stands for. Its errors quote nothing that may be
@@ -83,6 +87,9 @@ func parseURL(u *url.URL) (p place, err error) {
 		value := values[0]
 		switch {
 		case flag == nil && text == nil && key != "max_poll":
+			if !plainWord.MatchString(key) {
+				key = "" // a key or SAS, pasted there
+			}
 			return p, errors.New("unknown parameter " + strconv.Quote(key) + "; " + parameters)
 		case len(values) > 1:
 			return p, errors.New("parameter " + key + " is there twice")
@@ -154,15 +161,38 @@ func (p *place) client(env func(string) string, o *container.ClientOptions) (*co
 		}
 		return container.NewClientWithSharedKeyCredential(target, cred, o)
 	case sas != "":
+		// The service would only say 403 to one that is quoted, or a whole URL.
 		target += "?" + sas
-		if _, err := url.Parse(target); err != nil {
-			return nil, errors.New("AZURE_STORAGE_SAS_TOKEN is not the query of a URL")
+		q, err := url.ParseQuery(sas)
+		if _, bad := url.Parse(target); err != nil || bad != nil || q.Get("sig") == "" || q.Get("sv") == "" || strings.ContainsAny(sas, "?\"' \t\r\n") {
+			return nil, errors.New("AZURE_STORAGE_SAS_TOKEN is no SAS: it is what follows the question mark in a SAS URL, sv=… and sig=… among it, without quotes or line ends")
 		}
 		return container.NewClientWithNoCredential(target, o)
+	}
+	why := "neither AZURE_STORAGE_KEY nor AZURE_STORAGE_SAS_TOKEN is set"
+	if env("AZURE_STORAGE_CONNECTION_STRING") != "" {
+		why += ", AZURE_STORAGE_CONNECTION_STRING isn't used if the URL has account or endpoint"
+	}
+	if strings.HasPrefix(endpoint, "http:") {
+		return nil, errors.New(why + ", and other credentials need an endpoint with https")
 	}
 	cred, err := azidentity.NewDefaultAzureCredential(nil)
 	if err != nil {
 		return nil, err
 	}
-	return container.NewClient(target, cred, o)
+	return container.NewClient(target, &lastResort{cred, why}, o)
+}
+
+// lastResort is a credential that says, if it fails, why it was asked.
+type lastResort struct {
+	azcore.TokenCredential
+	why string
+}
+
+func (c *lastResort) GetToken(ctx context.Context, o policy.TokenRequestOptions) (azcore.AccessToken, error) {
+	t, err := c.TokenCredential.GetToken(ctx, o)
+	if err != nil && ctx.Err() == nil {
+		err = fmt.Errorf("%s, and %w", c.why, err)
+	}
+	return t, err
 }

@@ -48,7 +48,8 @@ func TestURLErrors(t *testing.T) {
 		"azblob://locks/blob":                      "blob=NAME",
 		"azblob://acc:" + secret + "@locks":        "AZURE_STORAGE_KEY",
 		"azblob://locks?sig=" + secret:             `unknown parameter "sig"; the parameters are`,
-		"azblob://locks?Fencing=true":              "unknown parameter",
+		"azblob://locks?" + secret + "%3D%3D":      `unknown parameter ""; the parameters are`,
+		"azblob://locks?Fencing=true":              `unknown parameter "Fencing"`,
 		"azblob://locks?fencing=yes":               "true and false",
 		"azblob://locks?fencing=true&fencing=true": "twice",
 		"azblob://locks?max_poll=1":                "duration",
@@ -102,6 +103,12 @@ func TestCredentials(t *testing.T) {
 		{place{container: "l"}, map[string]string{acc: "acc", key: secret, sasVar: "sig=" + secret}, "", "which one"},
 		{place{container: "l"}, map[string]string{acc: "acc", key: "!" + secret}, "", "Base64"},
 		{place{container: "l", endpoint: "https://x"}, map[string]string{key: secret}, "", "of which account"},
+		{place{container: "l", account: "acc"}, map[string]string{sasVar: "https://acc.blob.core.windows.net/l?se=1&sv=1&sig=" + secret}, "", "question mark"},
+		{place{container: "l", account: "acc"}, map[string]string{sasVar: `"se=1&sv=1&sig=` + secret + `"`}, "", "without quotes"},
+		{place{container: "l", account: "acc"}, map[string]string{sasVar: "sv=1&sig=" + secret + "\n"}, "", "line ends"},
+		{place{container: "l", account: "acc"}, map[string]string{sasVar: secret}, "", "no SAS"},
+		{place{container: "l", endpoint: "http://x"}, map[string]string{conn: good}, "", "CONNECTION_STRING isn't used"},
+		{place{container: "l", endpoint: "http://x"}, nil, "", "https"},
 	} {
 		got, err := c.place.client(func(name string) string { return c.env[name] }, clientOptions(t, nil))
 		switch {

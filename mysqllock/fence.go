@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/distlock-go/distlock/driver"
@@ -49,10 +50,6 @@ func (n names) fence(m driver.Mode) string {
 	return n.lock
 }
 
-// countTries bounds how often a counter is incremented when the table's own locks
-// are in the way.
-const countTries = 10
-
 // count increments the counter of what is held, on the very session that holds
 // it: after the loss of that, nothing can be counted any more, and nobody be told
 // a token that is larger than the next holder's.
@@ -62,7 +59,7 @@ func (b *Backend) count(ctx context.Context, h *hold) (uint64, error) {
 	}
 	st := dbsession.Step{Verb: doCount, Key: h.fence, Arg: describe(h.owner)}
 	err := b.pool.DoOn(ctx, h.session, &st)
-	for tries := 1; tries < countTries && isError(err, errDeadlock, errLockWait); tries++ {
+	for start := time.Now(); isError(err, errDeadlock, errLockWait) && time.Since(start) < b.opt.Heartbeat/2; {
 		// Counters that are new at the same moment meet in the table's gaps. Nothing
 		// was counted.
 		err = b.pool.DoOn(ctx, h.session, &st)

@@ -171,6 +171,8 @@ type share struct {
 	session *dbsession.Session // nil: there is no place
 	claim   *dbsession.Claim
 	slot    string
+	term    uint64          // counts the places
+	leaving *dbsession.Step // gives the place back; nobody may join any more
 }
 
 // share returns the share of the resource; it is to be unused again.
@@ -205,7 +207,8 @@ func (s *share) enter(ctx context.Context) error {
 }
 
 // leave ends one holding.
-func (s *share) leave(ctx context.Context, on *dbsession.Session) error {
+func (s *share) leave(ctx context.Context, h *hold) error {
+	on := h.session
 	if on.Dead() {
 		s.unuse()
 		return errEnded
@@ -214,21 +217,39 @@ func (s *share) leave(ctx context.Context, on *dbsession.Session) error {
 		return err
 	}
 	defer func() { <-s.turn }()
-	if s.session == on && s.holds == 1 {
-		err := s.b.give(ctx, on, s.claim, s.slot)
-		if err != nil && !errors.Is(err, driver.ErrLost) {
+	if s.session == on && s.term == h.term {
+		if s.holds == 1 {
+			if s.leaving == nil {
+				s.leaving = &dbsession.Step{Verb: doRelease, Key: s.slot, Frees: s.claim}
+				s.b.pool.Send(ctx, on, s.leaving)
+			}
+			err := s.left(ctx)
+			if err != nil && !errors.Is(err, driver.ErrLost) {
+				return err
+			}
+			s.unuse()
 			return err
 		}
-		s.holds, s.session = 0, nil
-		s.b.notReading(on)
-		s.unuse()
-		return err
-	}
-	if s.session == on {
 		s.holds--
 	}
 	s.unuse()
 	return nil
+}
+
+// left waits until the place is given back. Errors but ErrLost leave it open
+// whether it is.
+func (s *share) left(ctx context.Context) error {
+	err := s.b.given(ctx, s.leaving)
+	if err != nil && !errors.Is(err, driver.ErrLost) {
+		if s.b.pool.Finished(s.leaving) {
+			s.leaving = nil // refused: it is held still
+		}
+		return err
+	}
+	on := s.session
+	s.holds, s.session, s.leaving = 0, nil, nil
+	s.b.notReading(on)
+	return err
 }
 
 // shared takes a place among the readers, or a part of the one that this process
@@ -276,7 +297,14 @@ func (a *attempt) enterShare(ctx context.Context, s *share, locked bool) (*hold,
 	}
 	defer func() { <-s.turn }()
 	if s.session != nil && s.session.Dead() {
-		s.session, s.holds = nil, 0
+		s.session, s.holds, s.leaving = nil, 0, nil
+	}
+	if s.leaving != nil {
+		// Whether it has been given back is decided by the server's answer, and not by
+		// how long somebody waited for that.
+		if err := s.left(ctx); err != nil && !errors.Is(err, driver.ErrLost) {
+			return nil, err
+		}
 	}
 	if s.session != nil {
 		if !locked {
@@ -290,7 +318,7 @@ func (a *attempt) enterShare(ctx context.Context, s *share, locked bool) (*hold,
 			}
 		}
 		s.holds++
-		return &hold{b: a.b, session: s.session, share: s}, nil
+		return &hold{b: a.b, session: s.session, share: s, slot: s.slot, term: s.term}, nil
 	}
 	on, err := a.b.reading(ctx)
 	if err != nil {
@@ -322,7 +350,8 @@ func (a *attempt) enterShare(ctx context.Context, s *share, locked bool) (*hold,
 				return nil, errEnded
 			}
 			s.session, s.claim, s.slot, s.holds = on, claim, slot, 1
-			return &hold{b: a.b, session: on, share: s}, nil
+			s.term++
+			return &hold{b: a.b, session: on, share: s, slot: slot, term: s.term}, nil
 		}
 		claim.Free()
 		if st.Result == 2 {

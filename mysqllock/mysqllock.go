@@ -131,7 +131,7 @@ func newBackend(db *sql.DB, o *Options, connect func(context.Context) (*sql.Conn
 	b.first = rand.IntN(max(b.opt.Readers, 1))
 	b.pool = dbsession.New(db, b.dialect, dbsession.Options{
 		MaxSessions: b.opt.MaxSessions, MaxWaiting: b.opt.MaxWaiting,
-		Heartbeat: b.opt.Heartbeat, IdleTimeout: b.opt.IdleTimeout, Connect: connect,
+		Heartbeat: b.opt.Heartbeat, IdleTimeout: b.opt.IdleTimeout, Connect: connect, Dropped: b.dropped,
 	})
 	return b
 }
@@ -167,17 +167,15 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 		deadline = time.Now().Add(r.Wait)
 	}
 	a := &attempt{b: b, r: &r, deadline: deadline, names: namesOf(b.opt.Prefix + r.Resource)}
-	var h *hold
-	var err error
-	switch r.Mode {
-	case driver.Exclusive:
-		h, err = a.exclusive(ctx)
-	case driver.Shared:
-		h, err = a.shared(ctx)
-	case driver.Permit:
-		h, err = a.permit(ctx)
-	default:
+	ask, ok := map[driver.Mode]func(context.Context) (*hold, error){
+		driver.Exclusive: a.exclusive, driver.Shared: a.shared, driver.Permit: a.permit,
+	}[r.Mode]
+	if !ok {
 		return driver.Grant{}, errors.ErrUnsupported
+	}
+	h, err := ask(ctx)
+	for tries := 1; errors.Is(err, driver.ErrLost) && tries < 3; tries++ {
+		h, err = ask(ctx) // the connection ended, and what was taken on it
 	}
 	if err != nil {
 		return driver.Grant{}, explain(err)
@@ -191,6 +189,9 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 	h.token = token
 	b.held[h] = struct{}{}
 	b.mu.Unlock()
+	if h.session.Dead() {
+		b.dropped(h.session) // which may have been before it was there
+	}
 	return driver.Grant{Hold: h, Token: token, Session: h.session, Sent: a.sent}, nil
 }
 
@@ -209,6 +210,8 @@ type hold struct {
 	token uint64 // guarded by Backend.mu
 
 	mu     sync.Mutex
+	slot   string          // of the share
+	term   uint64          // of the share
 	step   *dbsession.Step // the release, when it was sent
 	done   bool
 	result error
@@ -223,13 +226,13 @@ func (h *hold) Release(ctx context.Context) error {
 	}
 	var err error
 	if h.share != nil {
-		err = h.share.leave(ctx, h.session)
+		err = h.share.leave(ctx, h)
 	} else {
 		if h.step == nil {
-			h.step = &dbsession.Step{Verb: doRelease, Key: h.key}
+			h.step = &dbsession.Step{Verb: doRelease, Key: h.key, Frees: h.claim}
 			h.b.pool.Send(ctx, h.session, h.step)
 		}
-		if err = h.b.given(ctx, h.step, h.claim); err != nil && ctx.Err() == nil {
+		if err = h.b.given(ctx, h.step); err != nil && h.b.pool.Finished(h.step) {
 			h.step = nil // refused, and to be sent again
 		}
 	}
@@ -256,21 +259,39 @@ func (h *hold) Pass(ctx context.Context) (uint64, error) {
 
 // give releases the key in the database, and then the claim.
 func (b *Backend) give(ctx context.Context, s *dbsession.Session, c *dbsession.Claim, key string) error {
-	st := &dbsession.Step{Verb: doRelease, Key: key}
+	st := &dbsession.Step{Verb: doRelease, Key: key, Frees: c}
 	b.pool.Send(ctx, s, st)
-	return b.given(ctx, st, c)
+	return b.given(ctx, st)
 }
 
 // given waits for the answer to a release.
-func (b *Backend) given(ctx context.Context, st *dbsession.Step, c *dbsession.Claim) error {
+func (b *Backend) given(ctx context.Context, st *dbsession.Step) error {
 	err := b.pool.Await(ctx, st)
-	switch {
-	case errors.Is(err, driver.ErrLost):
-	case err != nil:
-		return err
-	case st.Result != 1:
+	if err == nil && st.Result != 1 {
 		err = fmt.Errorf("%w: the server says that its session doesn't hold it", driver.ErrLost)
 	}
-	c.Free()
 	return err
+}
+
+// dropped forgets what hung on a session: nobody releases what is lost.
+func (b *Backend) dropped(s *dbsession.Session) {
+	b.mu.Lock()
+	var lost []*hold
+	for h := range b.held {
+		if h.session == s {
+			lost = append(lost, h)
+			delete(b.held, h)
+		}
+	}
+	b.mu.Unlock()
+	for _, h := range lost {
+		h.mu.Lock()
+		if !h.done {
+			h.done, h.result = true, errEnded
+			if h.share != nil {
+				h.share.unuse()
+			}
+		}
+		h.mu.Unlock()
+	}
 }

@@ -25,11 +25,14 @@ import (
 // or in another way, is as held as anything else, and is never released by a
 // failed or canceled wait.
 //
-// Each call waits while a statement of the caller's runs. While rows of his are
-// open nothing can be sent: an Acquire or Release fails then, and has done
-// nothing. As long as a lock is held, a statement is sent every five seconds if no
-// rows are open, which shows the loss of the connection and keeps it alive over a
-// short wait_timeout.
+// Each call waits while a statement of the caller's runs. Close rows before: an
+// Acquire or Release in the middle of an answer fails and has done nothing where
+// the driver can tell, and else breaks the connection.
+//
+// Nothing is sent as long as a lock is held. That the connection is lost shows at
+// its next use, and within five seconds after that in Done and Err: what is
+// written over that very connection needs no more. A wait_timeout of the server
+// applies.
 func OnConn(conn *sql.Conn) *ConnBackend {
 	return &ConnBackend{conn: conn, session: &connSession{conn: conn, lost: make(chan struct{})}, mine: make(map[string]bool)}
 }
@@ -173,8 +176,8 @@ var errRows = errors.New("rows are open on the connection: close them first")
 // statements of the caller's. Another goroutine's would break the connection.
 func (s *connSession) use(f func(c *dbsession.Conn) error) error {
 	err := s.conn.Raw(func(dc any) error {
-		if v, ok := dc.(sqldriver.Validator); ok && !v.IsValid() {
-			return errRows
+		if err := usable(dc); err != nil {
+			return err
 		}
 		c, err := dbsession.Wrap(dc)
 		if err != nil {
@@ -186,6 +189,19 @@ func (s *connSession) use(f func(c *dbsession.Conn) error) error {
 		err = s.note(err)
 	}
 	return err
+}
+
+// usable reports whether a statement can be sent: not on a connection that is
+// closed, and not in the middle of an answer. The driver tells the two apart only
+// when it is to send something, which it doesn't do in either case.
+func usable(dc any) error {
+	if v, ok := dc.(sqldriver.Validator); !ok || v.IsValid() {
+		return nil
+	}
+	if p, ok := dc.(sqldriver.Pinger); ok && errors.Is(p.Ping(context.Background()), sqldriver.ErrBadConn) {
+		return sqldriver.ErrBadConn
+	}
+	return errRows
 }
 
 // ask returns the number that a query results in; NULL is 0.
@@ -213,13 +229,17 @@ func (s *connSession) note(err error) error {
 // Lease implements [driver.Session].
 func (s *connSession) Lease() driver.Lease { return driver.Lease{Every: 5 * time.Second} }
 
-// Renew implements [driver.Session].
+// Renew implements [driver.Session]. It sends nothing: that would break the
+// connection if the caller is between two rows, which can't always be seen.
 func (s *connSession) Renew(ctx context.Context) error {
 	answered := make(chan error, 1)
 	go func() {
-		_, err := s.ask("SELECT 1")
+		err := s.conn.Raw(usable)
 		if errors.Is(err, errRows) {
-			err = nil // in use, or at its end: the caller's next statement will tell
+			err = nil
+		}
+		if err != nil {
+			err = s.note(err)
 		}
 		answered <- err
 	}()

@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -99,6 +100,9 @@ func connect(ctx context.Context, db *sql.DB) (*sql.Conn, func(), error) {
 	return c, func() { d.conn.Close() }, nil
 }
 
+// parameterName is what looks like the name of a parameter.
+var parameterName = regexp.MustCompile(`^[a-zA-Z_]{1,32}$`)
+
 // parameters are those that a URL may have.
 var parameters = map[string]func(*urlOptions, string) error{
 	"socket":  func(o *urlOptions, v string) error { o.socket = v; return nil },
@@ -164,7 +168,11 @@ func parseURL(u *url.URL) (*mysql.Config, *Options, error) {
 				known = append(known, p)
 			}
 			slices.Sort(known)
-			return nil, nil, fmt.Errorf("unknown parameter %q; there are: %s", name, strings.Join(known, ", "))
+			what := "a parameter that doesn't exist (are a ? in user and password percent-encoded?)" // it may be half of a password
+			if parameterName.MatchString(name) {
+				what = fmt.Sprintf("unknown parameter %q", name)
+			}
+			return nil, nil, fmt.Errorf("%s; there are: %s", what, strings.Join(known, ", "))
 		}
 		if len(values) != 1 {
 			return nil, nil, fmt.Errorf("parameter %q is given more than once", name)

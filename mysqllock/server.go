@@ -104,6 +104,11 @@ func (d *dialect) Setup(_ context.Context, c *dbsession.Conn, mark string, peer 
 	d.mu.Unlock()
 
 	set := fmt.Sprintf("SET NAMES utf8mb4, autocommit=1, wait_timeout=%d, net_read_timeout=30, net_write_timeout=30", int(math.Ceil(d.vanish.Seconds())))
+	if d.fence != "" {
+		// Somebody else's lock on the fence table is not to keep the session from
+		// proving that it lives.
+		set += ", innodb_lock_wait_timeout=1, lock_wait_timeout=1"
+	}
 	if _, ok := found["max_statement_time"]; ok {
 		set += ", max_statement_time=0"
 	}

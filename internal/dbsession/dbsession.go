@@ -108,6 +108,10 @@ type Step struct {
 	Result int64
 	Null   bool // the result is NULL
 
+	// Frees, if not nil, ends when the step is done, or its session has ended,
+	// whether or not somebody waits for it.
+	Frees *Claim
+
 	// Cleanup, if not nil, is called once if Do fails, when it is sure that the
 	// step has left nothing behind.
 	Cleanup func()
@@ -121,6 +125,7 @@ type Step struct {
 	left  bool     // nobody waits for it any more
 	undo  bool     // it gives back what another has taken
 	ran   *Session // where it ran, or runs
+	done  bool     // though the statement failed that it was part of
 	err   error
 }
 
@@ -158,6 +163,10 @@ type Options struct {
 	// Connect opens a connection, and returns a function that cuts it off under
 	// a statement that hangs, if there is one. Nil takes connections from DB.
 	Connect func(ctx context.Context) (*sql.Conn, func(), error)
+
+	// Dropped, if not nil, is called in a goroutine of its own when a session has
+	// ended, with all that hung on it.
+	Dropped func(*Session)
 }
 
 // Pool holds the sessions of one backend. Its methods are safe for concurrent
@@ -173,9 +182,12 @@ type Pool struct {
 	mu       sync.Mutex
 	sessions []*Session // all but the dead, oldest first
 	opening  int
-	waiting  int     // sessions that wait, or are opened to
-	queue    []*Step // for any session
+	growing  bool      // one of those is for the queue
+	waiting  int       // sessions that wait, or are opened to
+	noRoom   time.Time // until then no connection is asked for to wait on
+	queue    []*Step   // for any session
 	tending  bool
+	checking bool
 	closed   bool
 	polled   []*polledWait
 	tick     chan struct{} // closed when those who poll shall; nil: nobody polls
@@ -247,7 +259,7 @@ func (p *Pool) run(ctx context.Context, s *Session, st *Step) (*Session, error) 
 	err := context.Cause(ctx)
 	end := time.Now().Add(p.opt.Heartbeat)
 	asked := st
-	for again := s == nil; err == nil; again = false {
+	for tries := 1; err == nil; tries++ {
 		// A session that has died may still be about to set the result of what it was
 		// asked.
 		st = new(*asked)
@@ -257,10 +269,17 @@ func (p *Pool) run(ctx context.Context, s *Session, st *Step) (*Session, error) 
 			asked.Result, asked.Null = st.Result, st.Null
 			return st.ran, nil
 		}
-		if !again || !errors.Is(err, driver.ErrLost) {
+		if s != nil || !errors.Is(err, driver.ErrLost) {
 			break
 		}
-		// The session may have been dead for long. What the step took ended with it.
+		// The session may have been dead for long, and so may others. What the step
+		// took ended with it.
+		p.mu.Lock()
+		err = fmt.Errorf("the connection broke: %w", st.ran.deadErr)
+		p.mu.Unlock()
+		if tries > p.opt.MaxSessions || ctx.Err() != nil || !time.Now().Before(end) {
+			break
+		}
 		err = nil
 	}
 	p.mu.Lock()
@@ -271,8 +290,7 @@ func (p *Pool) run(ctx context.Context, s *Session, st *Step) (*Session, error) 
 	case stepRunning:
 		st.left = true
 	case stepFinished:
-		// The answer came at the same moment.
-		if err = st.err; err == nil {
+		if err = st.err; err == nil { // the answer came at the same moment
 			asked.Result, asked.Null = st.Result, st.Null
 		}
 	case stepNew: // it was never sent
@@ -363,12 +381,28 @@ func (p *Pool) await(ctx context.Context, st *Step, end time.Time) error {
 	}
 }
 
+// Finished reports whether the step is through, whoever waits for it.
+func (p *Pool) Finished(st *Step) bool {
+	select {
+	case <-st.ready:
+		return true
+	default:
+		return false
+	}
+}
+
 var errSilent = errors.New("the server did not answer in time: is it reachable, and not overloaded?")
 
 // finish ends the step. Pool.mu is held.
 func (p *Pool) finish(st *Step, err error) {
+	if st.done {
+		err = nil
+	}
 	st.state, st.err = stepFinished, err
 	close(st.ready)
+	if st.Frees != nil && (err == nil || errors.Is(err, driver.ErrLost)) {
+		st.Frees.free()
+	}
 	took := err == nil && st.call == nil && p.dialect.Took(st)
 	switch {
 	case took && !st.left:

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 )
 
@@ -31,7 +32,9 @@ func (p *Pool) tend() {
 			p.mu.Lock()
 			p.endHanging()
 			p.endIdle()
-			check := p.waiting > 0 && time.Since(checked) >= p.opt.Heartbeat
+			p.promote()
+			check := p.waiting > 0 && !p.checking && time.Since(checked) >= p.opt.Heartbeat
+			p.checking = p.checking || check
 			more := len(p.sessions) > 0
 			p.tending = more
 			p.mu.Unlock()
@@ -40,7 +43,7 @@ func (p *Pool) tend() {
 			}
 			if check {
 				checked = time.Now()
-				p.checkWaiting()
+				p.tasks.Go(p.checkWaiting)
 			}
 		}
 	})
@@ -80,6 +83,11 @@ var errIdle = errors.New("it was idle")
 // a wait can take days, and nothing is sent on the connection meanwhile.
 func (p *Pool) checkWaiting() {
 	p.mu.Lock()
+	defer func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.checking = false
+	}()
 	var waiting []*Session
 	for _, s := range p.sessions {
 		if s.state == sessionWaiting && s.running {
@@ -119,6 +127,31 @@ func (p *Pool) Exec(ctx context.Context, s *Session, query string) error {
 
 // Query runs a query on any session and calls f for each row.
 func (p *Pool) Query(ctx context.Context, query string, f func(row []sqldriver.Value)) error {
-	_, err := p.Do(ctx, &Step{Verb: Exclusively, call: func(c *Conn) error { return c.Each(query, f) }})
-	return err
+	var mu sync.Mutex
+	var rows [][]sqldriver.Value
+	_, err := p.Do(ctx, &Step{Verb: Exclusively, call: func(c *Conn) error {
+		var got [][]sqldriver.Value
+		err := c.Each(query, func(row []sqldriver.Value) {
+			for i, v := range row {
+				if b, ok := v.([]byte); ok { // the driver's
+					row[i] = string(b)
+				}
+			}
+			got = append(got, slices.Clone(row))
+		})
+		mu.Lock()
+		defer mu.Unlock()
+		rows = got
+		return err
+	}})
+	if err != nil {
+		return err
+	}
+	mu.Lock() // a session that has died may still be at it
+	answer := rows
+	mu.Unlock()
+	for _, row := range answer {
+		f(row)
+	}
+	return nil
 }

@@ -29,6 +29,7 @@ type Session struct {
 	// Guarded by Pool.mu.
 	state     sessionState
 	busy      bool // awake, or about to be
+	led       bool // by a goroutine other than its own
 	running   bool // a statement is under way
 	dead      bool
 	deadErr   error
@@ -62,8 +63,10 @@ const (
 	// so that a statement may do without the means to end it.
 	fresh = 500 * time.Millisecond
 
-	// connectTimeout bounds the opening of a session that many wait for.
-	connectTimeout = 10 * time.Second
+	// connectTimeout bounds the opening of a session that many wait for, and
+	// waitConnectTimeout that of one to wait on where there is another to ask over.
+	connectTimeout     = 10 * time.Second
+	waitConnectTimeout = 2 * time.Second
 )
 
 // pick returns a session that is free for new locks, or nil. Pool.mu is held.
@@ -107,7 +110,7 @@ func (s *Session) touch() { s.idleSince = time.Now() }
 
 // grow opens a session if one more is of use. Pool.mu is held.
 func (p *Pool) grow() {
-	if p.opening > 0 || p.closed {
+	if p.growing || p.closed {
 		return
 	}
 	total, shared, full := 0, 0, 0
@@ -121,10 +124,11 @@ func (p *Pool) grow() {
 		}
 	}
 	wanted := shared == 0 && len(p.queue) > 0 || shared > 0 && shared < atOnce && len(p.queue) >= growAt || shared > 0 && full == shared
-	if !wanted || total >= p.maxSessions() {
+	if !wanted || total+p.opening >= p.maxSessions() {
 		return
 	}
 	p.opening++
+	p.growing = true
 	p.tasks.Go(func() {
 		ctx, cancel := context.WithTimeout(p.life, connectTimeout)
 		defer cancel()
@@ -132,8 +136,12 @@ func (p *Pool) grow() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.opening--
-		if err != nil && !p.anyShared() {
+		p.growing = false
+		switch {
+		case err != nil && !p.anyShared():
 			p.failQueue(err)
+		case err == nil && len(p.queue) > 0:
+			p.grow() // the session may have died already
 		}
 	})
 }
@@ -201,19 +209,17 @@ func (p *Pool) open(ctx context.Context, state sessionState) (*Session, error) {
 // setUp makes the session one of the pool's.
 func (s *Session) setUp(ctx context.Context) error {
 	p := s.pool
-	p.mu.Lock()
 	var peer *Identity
-	for _, other := range p.sessions {
-		if time.Since(other.proven) < p.opt.Heartbeat && other.state == sessionShared {
-			peer = &Identity{}
-			*peer = other.self
-			break
-		}
+	other := p.peer(ctx)
+	if other != nil {
+		peer = &other.self
 	}
-	p.mu.Unlock()
 	stop := context.AfterFunc(ctx, s.cut)
 	var err error
 	s.self.ID, err = p.dialect.Setup(s.conn.life, s.conn, s.self.Mark, peer)
+	if err != nil && peer != nil && p.DoOn(ctx, other, &Step{Verb: Ping}) != nil {
+		s.self.ID, err = p.dialect.Setup(s.conn.life, s.conn, s.self.Mark, nil) // it was the peer's fault
+	}
 	if !stop() {
 		return context.Cause(ctx)
 	}
@@ -231,12 +237,31 @@ func (s *Session) setUp(ctx context.Context) error {
 	return nil
 }
 
+// peer returns a session that is known to live, or nil: one that has ended
+// unnoticed would look like one of another server.
+func (p *Pool) peer(ctx context.Context) *Session {
+	p.mu.Lock()
+	var likely []*Session
+	for _, s := range p.sessions {
+		if time.Since(s.proven) < p.opt.Heartbeat && s.state == sessionShared {
+			likely = append(likely, s)
+		}
+	}
+	p.mu.Unlock()
+	for _, s := range likely {
+		if p.DoOn(ctx, s, &Step{Verb: Ping}) == nil {
+			return s
+		}
+	}
+	return nil
+}
+
 // serve does what is asked of the session, until it is dead.
 func (s *Session) serve() {
 	p := s.pool
 	p.mu.Lock()
 	for !s.dead {
-		if s.turn() {
+		if s.busy && !s.led && s.turn() {
 			continue
 		}
 		p.mu.Unlock()
@@ -302,9 +327,10 @@ func (s *Session) turn() bool {
 // is finished: to wake up another goroutine for it, and to be woken up by that,
 // would take longer than the trip. What is left then is the session's.
 func (p *Pool) lead(s *Session, st *Step) {
-	s.busy = true
+	s.busy, s.led = true, true
 	for !s.dead && st.state != stepFinished && s.turn() {
 	}
+	s.led = false
 	if s.dead || !s.busy {
 		return
 	}
@@ -341,7 +367,15 @@ func (p *Pool) drop(s *Session, err error) {
 		p.freeAll(s)
 	}
 	s.cut()
-	if len(p.queue) > 0 && !p.closed {
+	if p.opt.Dropped != nil {
+		p.tasks.Go(func() { p.opt.Dropped(s) })
+	}
+	if len(p.queue) == 0 || p.closed {
+		return
+	}
+	if other := p.pick(); other != nil {
+		p.rouse(other)
+	} else {
 		p.grow()
 	}
 }
@@ -375,26 +409,38 @@ func (s *Session) lostErr() error {
 	return fmt.Errorf("%w: %w", driver.ErrLost, s.deadErr)
 }
 
-// send sends the batch. If the server refuses a part, it is found out what has
-// been done, and undone.
+// send sends the batch. If the server refuses it, what has been done of it is
+// undone, and the rest is tried once more: it may have been interrupted, or the
+// fault of one.
 func (s *Session) send(batch []*Step) error {
 	if call := batch[0].call; call != nil {
 		s.conn.careful = true
 		return call(s.conn)
 	}
-	err := s.pool.dialect.Run(s.conn.life, s.conn, batch)
-	if err == nil || !s.pool.dialect.Answered(err) {
-		return err
-	}
-	s.conn.careful = true
-	for _, st := range batch {
-		undo := s.pool.dialect.Undo(st)
-		if undo == nil {
-			continue
+	d := s.pool.dialect
+	err := d.Run(s.conn.life, s.conn, batch)
+	for tries := 1; err != nil && d.Answered(err); tries++ {
+		s.conn.careful = true
+		rest := batch[:0:0]
+		for _, st := range batch {
+			if st.done {
+				continue
+			}
+			if undo := d.Undo(st); undo != nil {
+				if again := d.Run(s.conn.life, s.conn, []*Step{undo}); again != nil {
+					return errors.Join(errDoubt, again, err)
+				}
+				if undo.Verb == st.Verb { // it was to give something back, and that has been done
+					st.Result, st.Null, st.done = 1, false, true
+					continue
+				}
+			}
+			rest = append(rest, st)
 		}
-		if again := s.pool.dialect.Run(s.conn.life, s.conn, []*Step{undo}); again != nil {
-			return errors.Join(errDoubt, again, err)
+		if tries == 2 || len(rest) == 0 || d.Solo(batch[0].Verb) {
+			break
 		}
+		err = d.Run(s.conn.life, s.conn, rest)
 	}
 	return err
 }

@@ -26,12 +26,17 @@ func (p *Pool) Wait(ctx context.Context, st *Step, d time.Duration) (*Session, e
 		over = timer.C
 	}
 	s, asked, err := p.inPlace(ctx, st, over)
-	if s == nil && !asked && err == nil {
+	for s == nil && !asked && err == nil {
 		s, err = p.waitingSession(ctx, over)
 		if s != nil {
 			return p.waitOn(ctx, s, st, deadline, over)
 		}
+		polls := err != nil && ctx.Err() == nil && p.hasNoRoom()
 		p.doneWaiting()
+		if !polls {
+			break
+		}
+		s, asked, err = p.inPlace(ctx, st, over)
 	}
 	if s == nil {
 		st.Result = 0
@@ -116,10 +121,19 @@ func (p *Pool) inPlace(ctx context.Context, st *Step, over <-chan time.Time) (s 
 // forever is longer than anybody waits, and what servers accept.
 const forever = 365 * 24 * time.Hour
 
+// hasNoRoom notes that no connection could be had to wait on, and reports whether
+// there is another to ask over.
+func (p *Pool) hasNoRoom() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.noRoom = time.Now().Add(connectTimeout)
+	return !p.closed && p.anyShared()
+}
+
 // mayWait takes one of the places for waiting sessions. Pool.mu is held.
 func (p *Pool) mayWait() bool {
 	limit := p.maxSessions()
-	if p.waiting >= min(p.opt.MaxWaiting, limit-1) {
+	if time.Now().Before(p.noRoom) || p.waiting >= min(p.opt.MaxWaiting, limit-1) {
 		return false
 	}
 	spare, shared := false, 0
@@ -200,11 +214,15 @@ func (p *Pool) waitingSession(ctx context.Context, over <-chan time.Time) (*Sess
 	}
 	p.opening++
 	p.mu.Unlock()
+	patience := connectTimeout
+	if shared > 0 {
+		patience = waitConnectTimeout
+	}
 	type result struct {
 		s   *Session
 		err error
 	}
-	opening, cancel := context.WithTimeout(p.life, connectTimeout)
+	opening, cancel := context.WithTimeout(p.life, patience)
 	opened := make(chan result)
 	gone := make(chan struct{})
 	p.tasks.Go(func() {
@@ -212,6 +230,9 @@ func (p *Pool) waitingSession(ctx context.Context, over <-chan time.Time) (*Sess
 		s, err := p.open(opening, sessionWaiting)
 		p.mu.Lock()
 		p.opening--
+		if len(p.queue) > 0 {
+			p.grow()
+		}
 		p.mu.Unlock()
 		select {
 		case opened <- result{s, err}:
@@ -219,7 +240,9 @@ func (p *Pool) waitingSession(ctx context.Context, over <-chan time.Time) (*Sess
 			if s != nil {
 				p.mu.Lock()
 				s.state = sessionShared
-				p.rouse(s)
+				if !s.busy {
+					p.rouse(s)
+				}
 				p.mu.Unlock()
 			}
 		}

@@ -1,0 +1,530 @@
+package dbsession
+
+import (
+	"context"
+	"database/sql"
+	sqldriver "database/sql/driver"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/distlock-go/distlock/driver"
+)
+
+// The verbs of the tests' database.
+const (
+	get = FirstVerb + iota
+	release
+)
+
+// A server is a database of locks that would grant each twice to the session
+// that has it. It is the dialect as well.
+type server struct {
+	mu      sync.Mutex
+	trip    func(s *session, steps []*Step) error // on the way back, if not nil
+	last    int64
+	open    map[int64]*session
+	holders map[string]map[int64]int
+	freed   chan struct{} // closed when anything is released
+	trips   int
+	waits   int
+}
+
+// A session is the server's side of a connection.
+type session struct {
+	id     int64
+	killed chan struct{} // closed
+	stop   chan struct{} // gets a value when its wait is to end
+}
+
+func newServer() *server {
+	return &server{open: make(map[int64]*session), holders: make(map[string]map[int64]int), freed: make(chan struct{})}
+}
+
+// Connect and Driver make it a database/sql/driver.Connector.
+func (v *server) Connect(context.Context) (sqldriver.Conn, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.last++
+	s := &session{id: v.last, killed: make(chan struct{}), stop: make(chan struct{}, 1)}
+	v.open[s.id] = s
+	return &conn{v, s}, nil
+}
+func (v *server) Driver() sqldriver.Driver { return nil }
+
+type conn struct {
+	server *server
+	*session
+}
+
+func (c *conn) Prepare(string) (sqldriver.Stmt, error) { return nil, errors.ErrUnsupported }
+func (c *conn) Begin() (sqldriver.Tx, error)           { return nil, errors.ErrUnsupported }
+func (c *conn) Close() error                           { c.server.end(c.id); return nil }
+
+// end ends a session, and with it what it holds.
+func (v *server) end(id int64) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	s := v.open[id]
+	if s == nil {
+		return
+	}
+	delete(v.open, id)
+	close(s.killed)
+	for _, h := range v.holders {
+		delete(h, id)
+	}
+	v.wake()
+}
+
+func (v *server) wake() {
+	close(v.freed)
+	v.freed = make(chan struct{})
+}
+
+// do carries a step out, as the session s.
+func (v *server) do(s *session, st *Step) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	h := v.holders[st.Key]
+	st.Result, st.Null = 0, false
+	switch st.Verb {
+	case get:
+		if len(h) == 0 || h[s.id] > 0 {
+			if h == nil {
+				h = make(map[int64]int)
+				v.holders[st.Key] = h
+			}
+			h[s.id]++
+			st.Result = 1
+		}
+	case release:
+		if h[s.id] > 0 {
+			if h[s.id]--; h[s.id] == 0 {
+				delete(h, s.id)
+			}
+			st.Result = 1
+			v.wake()
+		}
+	case Owner:
+		st.Null = true
+		for id := range h {
+			st.Null, st.Result = false, id
+		}
+	}
+}
+
+func (v *server) held(key string) int {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return len(v.holders[key])
+}
+
+func (v *server) sessions() int {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return len(v.open)
+}
+
+func (v *server) Setup(_ context.Context, c *Conn, mark string, _ *Identity) (int64, error) {
+	s := c.conn.(*conn).session
+	v.do(s, &Step{Verb: get, Key: mark})
+	return s.id, nil
+}
+
+func (v *server) Run(_ context.Context, c *Conn, steps []*Step) error {
+	s := c.conn.(*conn).session
+	v.mu.Lock()
+	v.trips++
+	trip := v.trip
+	v.mu.Unlock()
+	select {
+	case <-s.killed:
+		return io.EOF
+	default:
+	}
+	for _, st := range steps {
+		v.do(s, st)
+	}
+	if trip != nil {
+		return trip(s, steps)
+	}
+	return nil
+}
+
+// on makes trip part of each trip from now on, and starts to count them.
+func (v *server) on(trip func(s *session, steps []*Step) error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.trip, v.trips = trip, 0
+}
+
+func (v *server) Solo(Verb) bool { return false }
+
+func (v *server) Wait(ctx context.Context, c *Conn, st *Step, d time.Duration) error {
+	s := c.conn.(*conn).session
+	over := time.After(d)
+	v.mu.Lock()
+	v.waits++
+	v.mu.Unlock()
+	for {
+		v.mu.Lock()
+		freed := v.freed
+		v.mu.Unlock()
+		if v.do(s, st); st.Result == 1 {
+			return nil
+		}
+		select {
+		case <-freed:
+		case <-over:
+			return nil
+		case <-s.stop:
+			return ErrInterrupted
+		case <-s.killed:
+			return io.EOF
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func (v *server) Undo(st *Step) *Step {
+	if st.Verb != get {
+		return nil
+	}
+	return &Step{Verb: release, Key: st.Key}
+}
+func (v *server) Took(st *Step) bool { return st.Verb == get && st.Result == 1 }
+
+func (v *server) Interrupt(_ context.Context, _ *Conn, other Identity) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if s := v.open[other.ID]; s != nil {
+		s.stop <- struct{}{}
+	}
+	return nil
+}
+
+func (v *server) Kill(_ context.Context, _ *Conn, other Identity) error {
+	v.end(other.ID)
+	return nil
+}
+
+var errRefused = errors.New("refused")
+
+func (v *server) Answered(err error) bool { return errors.Is(err, errRefused) }
+
+const heartbeat = 5 * time.Second
+
+// inBubble runs f with a pool, on a clock of its own. Whatever is still there in
+// the end fails it.
+func inBubble(t *testing.T, o Options, f func(t *testing.T, v *server, p *Pool)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		v := newServer()
+		db := sql.OpenDB(v)
+		defer db.Close()
+		if o.MaxSessions == 0 {
+			o.MaxSessions, o.MaxWaiting = 8, 4
+		}
+		o.Heartbeat, o.IdleTimeout = heartbeat, 2*heartbeat
+		p := New(db, v, o)
+		f(t, v, p)
+		p.Close()
+		synctest.Wait()
+		if n, st := v.sessions(), db.Stats(); n > 0 || st.OpenConnections > 0 {
+			t.Errorf("%d sessions at the server, %d connections of the pool are left", n, st.OpenConnections)
+		}
+		if len(p.claims) > 0 {
+			t.Errorf("claims are left: %v", p.claims)
+		}
+	})
+}
+
+// take takes the key, as a backend does.
+func take(t *testing.T, p *Pool, key string) (*Claim, *Session) {
+	t.Helper()
+	c, err := p.Claim(t.Context(), key, 0)
+	if c == nil || err != nil {
+		t.Fatalf("claim %q: %v, %v", key, c, err)
+	}
+	st := &Step{Verb: get, Key: key, Cleanup: c.Free}
+	s, err := p.Do(t.Context(), st)
+	if err != nil || st.Result != 1 || !c.Bind(s) {
+		t.Fatalf("take %q: %d, %v", key, st.Result, err)
+	}
+	return c, s
+}
+
+func give(t *testing.T, p *Pool, c *Claim, s *Session) {
+	t.Helper()
+	st := &Step{Verb: release, Key: c.key}
+	if err := p.DoOn(t.Context(), s, st); err != nil || st.Result != 1 {
+		t.Errorf("release %q: %d, %v", c.key, st.Result, err)
+	}
+	c.Free()
+}
+
+func TestP20_ManyLocksOnFewSessions(t *testing.T) {
+	inBubble(t, Options{}, func(t *testing.T, v *server, p *Pool) {
+		type lock struct {
+			c *Claim
+			s *Session
+		}
+		var locks []lock
+		for i := range 2000 {
+			c, s := take(t, p, fmt.Sprint(i))
+			locks = append(locks, lock{c, s})
+		}
+		if n := v.sessions(); n > 8 || n < 2 {
+			t.Errorf("2000 locks on %d sessions", n)
+		}
+		for _, l := range locks {
+			give(t, p, l.c, l.s)
+		}
+		time.Sleep(3 * heartbeat)
+		if n := v.sessions(); n > 0 {
+			t.Errorf("%d sessions are kept for nothing", n)
+		}
+	})
+}
+
+// What is asked while the session is busy travels together in the next trip.
+func TestP20_StepsTravelTogether(t *testing.T) {
+	inBubble(t, Options{MaxSessions: 1}, func(t *testing.T, v *server, p *Pool) {
+		c, s := take(t, p, "first")
+		v.on(func(*session, []*Step) error { time.Sleep(time.Millisecond); return nil })
+		var all sync.WaitGroup
+		for i := range 33 {
+			all.Go(func() { take(t, p, fmt.Sprint(i)) })
+		}
+		all.Wait()
+		if n := v.trips; n > 8 {
+			t.Errorf("33 at once took %d trips", n)
+		}
+		start := time.Now()
+		give(t, p, c, s)
+		if d := time.Since(start); d != time.Millisecond {
+			t.Errorf("alone, it took %v", d)
+		}
+	})
+}
+
+func TestP01_KeyIsNotGrantedTwiceToOneSession(t *testing.T) {
+	inBubble(t, Options{}, func(t *testing.T, _ *server, p *Pool) {
+		c, s := take(t, p, "a")
+		if again, err := p.Claim(t.Context(), "a", time.Second); again != nil || err != nil {
+			t.Errorf("claimed twice: %v", err)
+		}
+		give(t, p, c, s)
+		c, s = take(t, p, "a")
+		give(t, p, c, s)
+	})
+}
+
+func TestP07_GrantThatNobodyWaitsForIsGivenBack(t *testing.T) {
+	inBubble(t, Options{}, func(t *testing.T, v *server, p *Pool) {
+		take(t, p, "other") // there is a session, and it lives on
+		slow := make(chan struct{})
+		v.on(func(*session, []*Step) error { <-slow; return nil })
+		c, err := p.Claim(t.Context(), "a", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		st := &Step{Verb: get, Key: "a", Cleanup: c.Free}
+		if _, err := p.Do(ctx, st); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("error %v", err)
+		}
+		if v.held("a") != 1 {
+			t.Fatal("the server hasn't granted it")
+		}
+		close(slow)
+		synctest.Wait()
+		if v.held("a") != 0 {
+			t.Error("it was not given back")
+		}
+		c, s := take(t, p, "a")
+		give(t, p, c, s)
+	})
+}
+
+func TestP11_SilentServerLosesTheSession(t *testing.T) {
+	inBubble(t, Options{}, func(t *testing.T, v *server, p *Pool) {
+		_, s := take(t, p, "a")
+		v.on(func(s *session, _ []*Step) error { <-s.killed; return io.EOF })
+		start := time.Now()
+		go func() {
+			time.Sleep(heartbeat)
+			v.end(s.self.ID) // what cut does for real
+		}()
+		err := s.Renew(t.Context())
+		if !errors.Is(err, driver.ErrLost) || time.Since(start) > heartbeat {
+			t.Errorf("after %v: %v", time.Since(start), err)
+		}
+		<-s.Lost()
+		v.on(nil)
+		synctest.Wait()
+		c, s := take(t, p, "a") // on another one
+		give(t, p, c, s)
+	})
+}
+
+// A session that dies may yet set the result of what it was asked; that is no
+// grant of the session that was asked next.
+func TestP02_AnswerOfADeadSessionIsNotTaken(t *testing.T) {
+	inBubble(t, Options{}, func(t *testing.T, v *server, p *Pool) {
+		_, old := take(t, p, "other")
+		stranger, _ := v.Connect(t.Context())
+		defer stranger.Close()
+		v.on(func(s *session, steps []*Step) error {
+			if s.id != old.self.ID {
+				return nil
+			}
+			// It was granted, and the session ends before the answer is read.
+			p.mu.Lock()
+			p.drop(old, errors.New("killed"))
+			p.mu.Unlock()
+			v.end(s.id)
+			v.do(stranger.(*conn).session, &Step{Verb: get, Key: "a"})
+			time.Sleep(time.Second) // the second attempt is through
+			steps[0].Result = 1
+			return nil
+		})
+		c, err := p.Claim(t.Context(), "a", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		st := &Step{Verb: get, Key: "a", Cleanup: c.Free}
+		if _, err := p.Do(t.Context(), st); err != nil || st.Result != 0 {
+			t.Errorf("result %d, %v", st.Result, err)
+		}
+		time.Sleep(2 * time.Second)
+		if st.Result != 0 {
+			t.Error("the answer of the dead session was taken")
+		}
+		c.Free()
+	})
+}
+
+// A statement that is refused harms nobody else's lock, and leaves nothing.
+func TestP07_RefusedStatementLeavesNothing(t *testing.T) {
+	inBubble(t, Options{}, func(t *testing.T, v *server, p *Pool) {
+		_, s := take(t, p, "other")
+		v.on(func(_ *session, steps []*Step) error {
+			if steps[0].Verb == get {
+				return errRefused
+			}
+			return nil
+		})
+		st := &Step{Verb: get, Key: "a"}
+		if _, err := p.Do(t.Context(), st); !errors.Is(err, errRefused) {
+			t.Errorf("error %v", err)
+		}
+		if v.held("a") != 0 || v.held("other") != 1 || s.Dead() {
+			t.Errorf("a: %d, other: %d, dead: %t", v.held("a"), v.held("other"), s.Dead())
+		}
+	})
+}
+
+func TestP20_WaitersBeyondTheLimitShareQuestions(t *testing.T) {
+	inBubble(t, Options{}, func(t *testing.T, v *server, p *Pool) {
+		v.on(func(*session, []*Step) error { time.Sleep(time.Millisecond); return nil })
+		var strangers []*conn
+		for i := range 100 {
+			c, _ := v.Connect(t.Context())
+			strangers = append(strangers, c.(*conn))
+			v.do(strangers[i].session, &Step{Verb: get, Key: fmt.Sprint(i)})
+		}
+		var all sync.WaitGroup
+		for i := range 100 {
+			all.Go(func() {
+				c, err := p.Claim(t.Context(), fmt.Sprint(i), 0)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				st := &Step{Verb: get, Key: c.key, Cleanup: c.Free}
+				for st.Result == 0 && err == nil {
+					var s *Session
+					if s, err = p.Wait(t.Context(), st, time.Hour); err == nil && st.Result == 1 && c.Bind(s) {
+						give(t, p, c, s)
+					}
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		time.Sleep(time.Minute)
+		if n := v.sessions(); n > 100+8 {
+			t.Errorf("%d sessions for 100 waiters", n-100)
+		}
+		v.mu.Lock()
+		trips, waits := v.trips, v.waits
+		v.mu.Unlock()
+		if waits != 4 {
+			t.Errorf("%d wait at the server", waits)
+		}
+		if trips > 60*150 { // 20 times a second, in parts that travel together
+			t.Errorf("96 waiters made %d trips in a minute", trips)
+		}
+		for _, s := range strangers {
+			s.Close()
+		}
+		all.Wait()
+	})
+}
+
+func TestP07_CanceledWaitLeavesNothing(t *testing.T) {
+	inBubble(t, Options{}, func(t *testing.T, v *server, p *Pool) {
+		take(t, p, "mine")
+		stranger, _ := v.Connect(t.Context())
+		defer stranger.Close()
+		s := stranger.(*conn).session
+		v.do(s, &Step{Verb: get, Key: "a"})
+		for range 20 {
+			c, err := p.Claim(t.Context(), "a", 0)
+			if c == nil || err != nil {
+				t.Fatal(c, err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			if _, err := p.Wait(ctx, &Step{Verb: get, Key: "a", Cleanup: c.Free}, time.Hour); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("error %v", err)
+			}
+			cancel()
+			synctest.Wait()
+		}
+		v.do(s, &Step{Verb: release, Key: "a"})
+		synctest.Wait()
+		if v.held("a") != 0 || v.held("mine") != 1 {
+			t.Errorf("a: %d, mine: %d", v.held("a"), v.held("mine"))
+		}
+	})
+}
+
+func TestP25_CloseWakesWaiters(t *testing.T) {
+	inBubble(t, Options{}, func(t *testing.T, v *server, p *Pool) {
+		stranger, _ := v.Connect(t.Context())
+		defer stranger.Close()
+		v.do(stranger.(*conn).session, &Step{Verb: get, Key: "a"})
+		done := make(chan error)
+		go func() {
+			c, err := p.Claim(t.Context(), "a", 0)
+			if err == nil {
+				_, err = p.Wait(t.Context(), &Step{Verb: get, Key: "a", Cleanup: c.Free}, time.Hour)
+			}
+			done <- err
+		}()
+		time.Sleep(time.Second)
+		p.Close()
+		if err := <-done; !errors.Is(err, errClosed) && !errors.Is(err, driver.ErrLost) && err != nil {
+			t.Errorf("error %v", err)
+		}
+	})
+}
