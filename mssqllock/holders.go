@@ -202,7 +202,7 @@ func (b *Backend) holdersOf(l lock, key string, m driver.Mode) []driver.Holder {
 	defer b.mu.Unlock()
 	var own []driver.Holder
 	for h := range b.held {
-		if h.key == key && h.session.Identity().ID == l.session {
+		if h.key == key && h.session.Identity().ID == l.session && !h.session.Dead() {
 			own = append(own, driver.Holder{Owner: h.owner, Mode: m, Since: h.since, Token: h.token})
 		}
 	}

@@ -133,7 +133,7 @@ func TestURL(t *testing.T) {
 		"sqlserver://h#f", "sqlserver://u:s%2Fecret@h?encrypt=maybe", "sqlserver://u:s%2Fecret@h?create_sequence=true",
 		"sqlserver://u:s%2Fecret@h?connection+timeout=5", "sqlserver://u:s%2Fecret@h?fedauth=ActiveDirectoryDefault",
 		"sqlserver://u:s%2Fecret@h?sequence=a.b.c", "sqlserver://u:s%2Fecret@h?create_sequence=maybe&sequence=x", "mysql://h/db",
-		"sqlserver://u:s/ecret@h", "sqlserver://u:s%2Fecret@h?user+id=x", "sqlserver://u:s%2Fecret@h?password=secret", "sqlserver://u:s%2Fecret@h?%zz",
+		"sqlserver://u:s/ecret@h", "sqlserver://u:s%2Fecret@h?user+id=x", "sqlserver://u:s%2Fecret@h?password=secret", "sqlserver://u:s%2Fecret@h?%zz", "sqlserver://u:pw?s3ecret@h/db",
 		"sqlserver://u:s%2Fecret@h?change+password=secret&tlsmin=1&certificate=/does/not/exist.pem",
 	} {
 		_, err := Open(t.Context(), bad)

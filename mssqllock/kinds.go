@@ -31,6 +31,12 @@ func leftOf(deadline time.Time, wait time.Duration) time.Duration {
 	return max(time.Until(deadline), 0)
 }
 
+func (a *attempt) exclusive(ctx context.Context) (*hold, error) { return a.exclusively(ctx, doGet) }
+
+func (a *attempt) upgradeable(ctx context.Context) (*hold, error) {
+	return a.exclusively(ctx, doUpdate)
+}
+
 // exclusively takes the lock in a mode that one at a time may have. Of this
 // process only one asks for it.
 func (a *attempt) exclusively(ctx context.Context, verb dbsession.Verb) (*hold, error) {

@@ -109,7 +109,7 @@ func newBackend(db *sql.DB, o *Options, connect func(context.Context) (*sql.Conn
 	}
 	b.pool = dbsession.New(db, b.dialect, dbsession.Options{
 		MaxSessions: b.opt.MaxSessions, MaxWaiting: b.opt.MaxWaiting,
-		Heartbeat: b.opt.Heartbeat, IdleTimeout: b.opt.IdleTimeout, Connect: connect,
+		Heartbeat: b.opt.Heartbeat, IdleTimeout: b.opt.IdleTimeout, Connect: connect, Dropped: b.dropped,
 	})
 	return b
 }
@@ -145,19 +145,15 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 		deadline = time.Now().Add(r.Wait)
 	}
 	a := &attempt{b: b, r: &r, deadline: deadline, names: namesOf(b.opt.Prefix + r.Resource)}
-	var h *hold
-	var err error
-	switch r.Mode {
-	case driver.Exclusive:
-		h, err = a.exclusively(ctx, doGet)
-	case driver.Upgradeable:
-		h, err = a.exclusively(ctx, doUpdate)
-	case driver.Shared:
-		h, err = a.shared(ctx)
-	case driver.Permit:
-		h, err = a.permit(ctx)
-	default:
+	ask, ok := map[driver.Mode]func(context.Context) (*hold, error){
+		driver.Exclusive: a.exclusive, driver.Upgradeable: a.upgradeable, driver.Shared: a.shared, driver.Permit: a.permit,
+	}[r.Mode]
+	if !ok {
 		return driver.Grant{}, errors.ErrUnsupported
+	}
+	h, err := ask(ctx)
+	for tries := 1; errors.Is(err, driver.ErrLost) && tries < 3; tries++ {
+		h, err = ask(ctx) // the connection ended, and what was taken on it
 	}
 	if err != nil {
 		return driver.Grant{}, explain(err)
@@ -171,6 +167,9 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 	h.token = token
 	b.held[h] = struct{}{}
 	b.mu.Unlock()
+	if h.session.Dead() {
+		b.dropped(h.session) // which may have been before it was there
+	}
 	return driver.Grant{Hold: h, Token: token, Session: h.session, Sent: a.sent}, nil
 }
 
@@ -202,26 +201,45 @@ func (h *hold) Release(ctx context.Context) error {
 		return h.result
 	}
 	if h.step == nil {
-		h.step = &dbsession.Step{Verb: h.release, Key: h.key}
+		h.step = &dbsession.Step{Verb: h.release, Key: h.key, Frees: h.claim}
 		h.b.pool.Send(ctx, h.session, h.step)
 	}
 	err := h.b.pool.Await(ctx, h.step)
 	switch {
 	case errors.Is(err, driver.ErrLost):
 	case err != nil:
-		if ctx.Err() == nil {
+		if h.b.pool.Finished(h.step) {
 			h.step = nil // refused, and to be sent again
 		}
 		return err
 	case h.step.Result != 1:
 		err = fmt.Errorf("%w: the server says that its session doesn't hold it", driver.ErrLost)
 	}
-	h.claim.Free()
 	h.done, h.result = true, err
 	h.b.mu.Lock()
 	delete(h.b.held, h)
 	h.b.mu.Unlock()
 	return err
+}
+
+// dropped forgets what hung on a session: nobody releases what is lost.
+func (b *Backend) dropped(s *dbsession.Session) {
+	b.mu.Lock()
+	var lost []*hold
+	for h := range b.held {
+		if h.session == s {
+			lost = append(lost, h)
+			delete(b.held, h)
+		}
+	}
+	b.mu.Unlock()
+	for _, h := range lost {
+		h.mu.Lock()
+		if !h.done {
+			h.done, h.result = true, errEnded
+		}
+		h.mu.Unlock()
+	}
 }
 
 // Pass implements [driver.Passer].

@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -143,6 +144,9 @@ func connectWithin(ctx context.Context, db *sql.DB) (*sql.Conn, error) {
 	}
 }
 
+// parameterName is what looks like the name of a parameter.
+var parameterName = regexp.MustCompile(`^[a-zA-Z_ -]{1,32}$`)
+
 // ownParameters are those of this package.
 var ownParameters = map[string]func(*Options, string) error{
 	"prefix":          func(o *Options, v string) error { o.Prefix = v; return nil },
@@ -225,7 +229,11 @@ func parseURL(u *url.URL) (*mssql.Connector, *Options, error) {
 		case slices.Contains(driverParameters, lower), slices.Contains(fedauthParameters, lower):
 			forDriver[lower] = values
 		default:
-			return nil, nil, fmt.Errorf("unknown parameter %q; there are: %s", name, strings.Join(allParameters(), ", "))
+			what := "a parameter that doesn't exist (are a ? in user and password percent-encoded?)" // it may be half of a password
+			if parameterName.MatchString(name) {
+				what = fmt.Sprintf("unknown parameter %q", name)
+			}
+			return nil, nil, fmt.Errorf("%s; there are: %s", what, strings.Join(allParameters(), ", "))
 		}
 	}
 	// A statement that is repeated on another connection wouldn't find the locks
