@@ -581,6 +581,11 @@ func TestOnConn(t *testing.T) {
 		// The caller's connection dies.
 		k = mustAcquire(t, l, name)
 		s.exec(t, fmt.Sprintf("KILL %d", s.number(t, "SELECT IS_USED_LOCK(?)", LockName(name))))
+		for range 2 { // the first notices it, and the second is told by database/sql
+			if _, err := c.ExecContext(t.Context(), "DO 1"); err == nil {
+				t.Error("a statement on a connection that was killed")
+			}
+		}
 		select {
 		case <-k.Done():
 		case <-time.After(10 * time.Second):

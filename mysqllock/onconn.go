@@ -29,10 +29,11 @@ import (
 // Acquire or Release in the middle of an answer fails and has done nothing where
 // the driver can tell, and else breaks the connection.
 //
-// Nothing is sent as long as a lock is held. That the connection is lost shows at
-// its next use, and within five seconds after that in Done and Err: what is
-// written over that very connection needs no more. A wait_timeout of the server
-// applies.
+// Nothing is sent as long as a lock is held. That the connection is lost shows in
+// Done and Err within five seconds after database/sql has noticed it, which is at
+// the first use after the one that failed: what is written over that very
+// connection needs no more. A query that the caller cancels closes the
+// connection, and ends the lock. A wait_timeout of the server applies.
 func OnConn(conn *sql.Conn) *ConnBackend {
 	return &ConnBackend{conn: conn, session: &connSession{conn: conn, lost: make(chan struct{})}, mine: make(map[string]bool)}
 }
@@ -170,14 +171,14 @@ type connSession struct {
 	lost chan struct{}
 }
 
-var errRows = errors.New("rows are open on the connection: close them first")
+var errRows = errors.New("rows are open on the connection (close them first), or a canceled query has closed it")
 
 // use runs f, which sends a statement and reads all of the answer, between two
 // statements of the caller's. Another goroutine's would break the connection.
 func (s *connSession) use(f func(c *dbsession.Conn) error) error {
 	err := s.conn.Raw(func(dc any) error {
-		if err := usable(dc); err != nil {
-			return err
+		if v, ok := dc.(sqldriver.Validator); ok && !v.IsValid() {
+			return errRows
 		}
 		c, err := dbsession.Wrap(dc)
 		if err != nil {
@@ -189,19 +190,6 @@ func (s *connSession) use(f func(c *dbsession.Conn) error) error {
 		err = s.note(err)
 	}
 	return err
-}
-
-// usable reports whether a statement can be sent: not on a connection that is
-// closed, and not in the middle of an answer. The driver tells the two apart only
-// when it is to send something, which it doesn't do in either case.
-func usable(dc any) error {
-	if v, ok := dc.(sqldriver.Validator); !ok || v.IsValid() {
-		return nil
-	}
-	if p, ok := dc.(sqldriver.Pinger); ok && errors.Is(p.Ping(context.Background()), sqldriver.ErrBadConn) {
-		return sqldriver.ErrBadConn
-	}
-	return errRows
 }
 
 // ask returns the number that a query results in; NULL is 0.
@@ -230,21 +218,16 @@ func (s *connSession) note(err error) error {
 func (s *connSession) Lease() driver.Lease { return driver.Lease{Every: 5 * time.Second} }
 
 // Renew implements [driver.Session]. It sends nothing: that would break the
-// connection if the caller is between two rows, which can't always be seen.
+// connection if the caller is between two rows, which can't always be seen. A
+// connection that has failed is closed by database/sql at its next use.
 func (s *connSession) Renew(ctx context.Context) error {
 	answered := make(chan error, 1)
-	go func() {
-		err := s.conn.Raw(usable)
-		if errors.Is(err, errRows) {
-			err = nil
-		}
+	go func() { answered <- s.conn.Raw(func(any) error { return nil }) }()
+	select {
+	case err := <-answered:
 		if err != nil {
 			err = s.note(err)
 		}
-		answered <- err
-	}()
-	select {
-	case err := <-answered:
 		return err
 	case <-ctx.Done():
 		return context.Cause(ctx)

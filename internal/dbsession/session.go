@@ -166,7 +166,7 @@ func (p *Pool) open(ctx context.Context, state sessionState) (*Session, error) {
 	}
 	c, cut, err := connect(ctx)
 	if err != nil {
-		return nil, p.wrap(err)
+		return nil, fmt.Errorf("%w: %w", errNoConnection, p.wrap(err))
 	}
 	life, cancel := context.WithCancel(context.Background())
 	s := &Session{

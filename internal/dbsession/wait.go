@@ -31,7 +31,7 @@ func (p *Pool) Wait(ctx context.Context, st *Step, d time.Duration) (*Session, e
 		if s != nil {
 			return p.waitOn(ctx, s, st, deadline, over)
 		}
-		polls := err != nil && ctx.Err() == nil && p.hasNoRoom()
+		polls := errors.Is(err, errNoConnection) && ctx.Err() == nil && p.hasNoRoom()
 		p.doneWaiting()
 		if !polls {
 			break
@@ -120,6 +120,10 @@ func (p *Pool) inPlace(ctx context.Context, st *Step, over <-chan time.Time) (s 
 
 // forever is longer than anybody waits, and what servers accept.
 const forever = 365 * 24 * time.Hour
+
+// errNoConnection is why a session could not be opened, and not what the server
+// said about it.
+var errNoConnection = errors.New("no connection could be had")
 
 // hasNoRoom notes that no connection could be had to wait on, and reports whether
 // there is another to ask over.

@@ -1,0 +1,200 @@
+//go:build unix
+
+package mysqllock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/distlock-go/distlock"
+	"github.com/distlock-go/distlock/driver"
+)
+
+// late returns a Locker that didn't wait for the answer to a release of the
+// lock, which came after it had given up.
+func late(t *testing.T, s *testServer, name string, o ...distlock.AcquireOption) *distlock.Locker {
+	t.Helper()
+	p := newProxy(t, s.addr)
+	l := distlock.New(New(s.pool(t, p.addr()), nil), &distlock.Options{ReleaseTimeout: 200 * time.Millisecond})
+	t.Cleanup(func() { l.Close() })
+	keep := mustAcquire(t, l, name+"/other") // or the connection would be closed as idle
+	t.Cleanup(func() { keep.Release() })
+	k := mustAcquire(t, l, name, o...)
+	p.set(true, false)
+	if err := k.Release(); err == nil {
+		t.Fatal("released, though nothing was answered")
+	}
+	time.Sleep(time.Second) // Release is tried again for 200 ms
+	p.set(false, false)
+	return l
+}
+
+func TestP10_LateReleaseLeavesNoPhantomReader(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		l := late(t, s, t.Name(), distlock.Shared())
+		other, _ := s.locker(t, s.addr, nil)
+		r := mustAcquire(t, l, t.Name(), distlock.Shared())
+		if _, err := other.TryAcquire(t.Context(), t.Name()); !errors.Is(err, distlock.ErrNotAcquired) {
+			t.Errorf("a writer beside a reader: %v", err)
+		}
+		if err := r.Release(); err != nil {
+			t.Error(err)
+		}
+		mustAcquire(t, other, t.Name()).Release()
+	})
+}
+
+func TestP10_LateReleaseFreesTheNameInTheProcessToo(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		l := late(t, s, t.Name())
+		mustAcquire(t, l, t.Name()).Release()
+	})
+}
+
+// Somebody has a transaction open on a row of the fence table.
+func TestLockedFenceHarmsNoOtherLock(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		l, _ := s.locker(t, s.addr, &Options{FenceTable: "fences", CreateFenceTable: true})
+		mustAcquire(t, l, t.Name()).Release()
+		innocent := mustAcquire(t, l, t.Name()+"/other")
+		tx, err := s.pool(t, s.addr).Begin()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback()
+		if _, err := tx.Exec("UPDATE fences SET owner = '' WHERE name = ?", LockName(t.Name())); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.TryAcquire(context.Background(), t.Name()); !isError(err, errLockWait) {
+			t.Errorf("acquired: %v", err)
+		}
+		if err := innocent.Err(); err != nil {
+			t.Errorf("another lock was lost: %v", err)
+		}
+		tx.Rollback()
+		mustAcquire(t, l, t.Name()).Release()
+	})
+}
+
+func TestHoldersWhoseContextEndsMeanwhile(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		other, _ := s.locker(t, s.addr, nil)
+		defer mustAcquire(t, other, t.Name()).Release()
+		b := New(s.pool(t, s.addr), nil)
+		defer b.Close()
+		for i := range 100 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(100+i*10)*time.Microsecond)
+			b.Holders(ctx, t.Name(), driver.Exclusive)
+			cancel()
+		}
+	})
+}
+
+// The driver can't tell an answer that is at the end of its buffer from one that
+// is at its end.
+func TestRenewalSparesOpenRows(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		conn, err := s.pool(t, s.addr).Conn(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		b := OnConn(conn)
+		if _, err := b.Acquire(t.Context(), driver.Request{Resource: t.Name()}); err != nil {
+			t.Fatal(err)
+		}
+		rows, err := conn.QueryContext(t.Context(), "SELECT REPEAT('x', 4093) FROM information_schema.COLUMNS LIMIT 100")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer rows.Close()
+		n := 0
+		for ; rows.Next(); n++ {
+			if err := b.session.Renew(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := rows.Err(); err != nil || n != 100 {
+			t.Errorf("%d rows, %v", n, err)
+		}
+	})
+}
+
+// Whoever asks again and again waits at the server as soon as there is room.
+func TestWaiterMovesToTheServer(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		s.alone.Lock() // waiters are counted
+		defer s.alone.Unlock()
+		l, _ := s.locker(t, s.addr, &Options{MaxSessions: 2})
+		other, _ := s.locker(t, s.addr, nil)
+		first := mustAcquire(t, l, t.Name()+"/0")
+		theirs := mustAcquire(t, other, t.Name()+"/1")
+		got := make(chan *distlock.Lock)
+		wait := func(name string) {
+			go func() {
+				k, err := l.Acquire(context.Background(), name, distlock.Timeout(20*time.Second))
+				if err != nil {
+					t.Error(err)
+				}
+				got <- k
+			}()
+		}
+		wait(t.Name() + "/1")
+		eventually(t, 5*time.Second, "it waits at the server", func() bool { return s.waiters(t) == 1 })
+		theirs.Release()
+		second := <-got
+		theirs = mustAcquire(t, other, t.Name()+"/2")
+		wait(t.Name() + "/2") // both connections hold something
+		first.Release()
+		second.Release()
+		eventually(t, 5*time.Second, "it waits at the server, when there is room", func() bool { return s.waiters(t) == 1 })
+		theirs.Release()
+		(<-got).Release()
+	})
+}
+
+// All connections have been killed, and nobody has noticed yet.
+func TestKilledSessionsAreNoMatterForNewLocks(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		b := New(s.pool(t, s.addr), nil)
+		l := distlock.New(b, nil)
+		defer l.Close()
+		sessions := make(map[int64]bool)
+		for i := range 400 {
+			g, err := b.Acquire(t.Context(), driver.Request{Resource: fmt.Sprint(t.Name(), i)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			sessions[int64(s.number(t, "SELECT IS_USED_LOCK(?)", g.Hold.(*hold).key))] = true
+		}
+		if len(sessions) < 2 {
+			t.Fatalf("400 locks on %d connections", len(sessions))
+		}
+		for id := range sessions {
+			s.exec(t, fmt.Sprintf("KILL %d", id))
+		}
+		k, err := l.TryAcquire(context.Background(), t.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := k.Release(); err != nil {
+			t.Error(err)
+		}
+		eventually(t, 5*time.Second, "what hung on them is forgotten", func() bool {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			return len(b.held) == 0
+		})
+	})
+}
+
+func TestP26_HalfOfAPasswordIsNotQuoted(t *testing.T) {
+	_, err := distlock.Open(t.Context(), "mysql://root:1234?s3cret@127.0.0.1/db", nil)
+	if err == nil || strings.Contains(err.Error(), "s3cret") {
+		t.Errorf("error %v", err)
+	}
+}
