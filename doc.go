@@ -45,9 +45,9 @@
 // Package locallock locks within the process and needs nothing. Package filelock
 // locks files, for all processes of a host, and over hosts where a network file
 // system has locks that work. Modules of their own are mysqllock, for all clients
-// of a MySQL or MariaDB server, and azurelock, which leases blobs in Azure Storage.
-// What each needs and promises is in its package
-// comment, under the same headings everywhere.
+// of a MySQL or MariaDB server, mssqllock, for those of a SQL Server's database,
+// and azurelock, which leases blobs in Azure Storage. What each needs and promises
+// is in its package comment, under the same headings everywhere.
 //
 // A program links the backends that its URLs may name, by importing their
 // packages. [New] makes a Locker from a backend that was built by hand, with

@@ -40,10 +40,11 @@ func Register(scheme string, open func(ctx context.Context, u *url.URL) (driver.
 
 // Open returns a Locker on the store that the URL names:
 //
-//	local:                           in-process
-//	file:///var/locks                lock files in a directory
-//	mysql://user@host:3306/db        user locks of a MySQL or MariaDB server
-//	azblob://container               leases on blobs in Azure Storage
+//	local:                             in-process
+//	file:///var/locks                  lock files in a directory
+//	mysql://user@host:3306/db          user locks of a MySQL or MariaDB server
+//	sqlserver://user@host?database=db  application locks of a SQL Server
+//	azblob://container                 leases on blobs in Azure Storage
 //
 // The scheme picks the backend, whose package must be linked in:
 //

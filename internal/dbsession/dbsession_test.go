@@ -115,6 +115,7 @@ func (v *server) do(s *session, st *Step) {
 		for id := range h {
 			st.Null, st.Result = false, id
 		}
+	default: // Ping
 	}
 }
 
