@@ -1,6 +1,6 @@
 // Package distlock is one interface for named locks and a choice of places
-// where they live: within a process, in the files of a directory, and, as
-// backends are added, in databases and lock services.
+// where they live: within a process, in the files of a directory, in a MySQL or
+// SQL Server database, or in Azure Storage.
 //
 // # Getting started
 //

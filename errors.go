@@ -10,8 +10,10 @@ import (
 )
 
 var (
-	// ErrNotAcquired reports contention: somebody else had the resource for all
-	// of the time that Acquire was ready to wait.
+	// ErrNotAcquired reports that the time that Acquire was ready to wait passed:
+	// somebody else had the resource for all of it, or the store gave no answer
+	// within it, which the text then says. Only a single try, whose time is the
+	// store's own, tells a silent store by another error.
 	ErrNotAcquired = errors.New("not acquired")
 
 	// ErrLost reports that a holding ended without Release: its lease ran out,

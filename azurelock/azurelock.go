@@ -1,5 +1,13 @@
 // Package azurelock locks with leases on blobs in Azure Blob Storage.
 //
+//	import _ "github.com/distlock-go/distlock/azurelock"
+//
+//	locks, err := distlock.Open(ctx, "azblob://container", nil)
+//
+// or, with a client that the program has already,
+//
+//	locks := distlock.New(azurelock.New(client, nil), nil)
+//
 // # Requirements
 //
 // A container in a storage account, on Azure, in a sovereign cloud, or in the

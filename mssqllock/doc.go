@@ -4,14 +4,22 @@
 //
 // Each rule below names the page of learn.microsoft.com/sql that it rests on.
 //
+//	import _ "github.com/distlock-go/distlock/mssqllock"
+//
+//	locks, err := distlock.Open(ctx, "sqlserver://user:password@host?database=db", nil)
+//
+// or, with a pool that the program has already,
+//
+//	locks := distlock.New(mssqllock.New(db, nil), nil)
+//
 // # Requirements
 //
 // SQL Server 2016 or later, Azure SQL Database, or a Managed Instance, known by
-// their engine edition and version [serverproperty-transact-sql]. Azure Synapse
+// their engine edition and version (see [serverproperty-transact-sql]). Azure Synapse
 // Analytics and Fabric are refused, and databases that are read-only, as on a
 // secondary replica [databasepropertyex-transact-sql]: locks taken there exclude
 // nobody on the primary. No table and no permission is needed beyond connecting to
-// the database: any member of public may lock [sp-getapplock-transact-sql]. Each
+// the database: any member of public may lock (see [sp-getapplock-transact-sql]). Each
 // connection that is opened is checked against one that is open already: both must
 // lead to one database of one server.
 //
@@ -33,7 +41,7 @@
 // A lock is an application lock of the database and of the principal public,
 // named as [LockName] tells, in mode Exclusive; a shared one in mode Shared, an
 // upgradeable one in mode Update, which becomes Exclusive on the session that has
-// it. The server has their compatibility [sp-getapplock-transact-sql]:
+// it. The server has their compatibility (see [sp-getapplock-transact-sql]):
 //
 //	             shared  upgradeable  exclusive
 //	shared       yes     yes          no
@@ -55,7 +63,7 @@
 //
 // A wait takes a connection of its own, which holds nothing else, and stands in
 // the server's queue, first come first served, with @LockTimeout in milliseconds,
-// rounded up [sp-getapplock-transact-sql]. It is canceled by an attention, which
+// rounded up (see [sp-getapplock-transact-sql]). It is canceled by an attention, which
 // keeps the connection; what was granted at the last moment is given back. No
 // other statement waits, or is canceled. With all of [Options.MaxWaiting]
 // connections waiting, further waiters ask together, in common batches, every
@@ -78,7 +86,7 @@
 // A lock lives as long as its session. Every [Options.Heartbeat] (5 s) each
 // connection that holds locks must answer, which also keeps Azure's gateway from
 // cutting it off after 30 idle minutes
-// [troubleshoot-common-connectivity-issues, connection-resiliency]. One that
+// (see the pages on connectivity issues and connection resiliency). One that
 // doesn't, or breaks, is closed, and everything on it reported lost, at the latest
 // two heartbeats after its last answer. The server frees the locks of a
 // connection that is closed, or reset, at once. Of a client whose host vanished it

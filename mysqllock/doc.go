@@ -1,6 +1,14 @@
 // Package mysqllock locks with GET_LOCK on MySQL and MariaDB servers: thousands
 // of locks over a handful of connections.
 //
+//	import _ "github.com/distlock-go/distlock/mysqllock"
+//
+//	locks, err := distlock.Open(ctx, "mysql://user:password@host/db", nil)
+//
+// or, with a pool that the program has already,
+//
+//	locks := distlock.New(mysqllock.New(db, nil), nil)
+//
 // # Requirements
 //
 // MySQL 5.7 or later, or MariaDB 10.2 or later. No table and no privilege is

@@ -73,7 +73,7 @@ func (b *Backend) count(ctx context.Context, h *hold) (uint64, error) {
 	}
 	switch {
 	case isError(err, errNoSuchTable):
-		return 0, fmt.Errorf("fence table %s: make it with the statement that FenceTableDDL returns, or set CreateFenceTable: %w", b.opt.FenceTable, err)
+		return 0, fmt.Errorf("fence table %s: make it with the statement that FenceTableDDL returns, or set CreateFenceTable (create_fence_table=true in the URL): %w", b.opt.FenceTable, err)
 	case err != nil:
 		return 0, fmt.Errorf("fence table %s: %w", b.opt.FenceTable, err)
 	case st.Result <= 0:

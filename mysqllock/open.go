@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"database/sql"
+	"errors"
 	"fmt"
 	"net"
 	"net/url"
@@ -168,7 +169,7 @@ func parseURL(u *url.URL) (*mysql.Config, *Options, error) {
 				known = append(known, p)
 			}
 			slices.Sort(known)
-			what := "a parameter that doesn't exist (are a ? in user and password percent-encoded?)" // it may be half of a password
+			what := "a parameter that doesn't exist (is a ? in the password not percent-encoded?)" // it may be half of a password
 			if parameterName.MatchString(name) {
 				what = fmt.Sprintf("unknown parameter %q", name)
 			}
@@ -185,6 +186,9 @@ func parseURL(u *url.URL) (*mysql.Config, *Options, error) {
 	cfg.User = u.User.Username()
 	cfg.Passwd, _ = u.User.Password()
 	cfg.DBName = strings.TrimPrefix(u.Path, "/")
+	if strings.Contains(u.Path, "@") { // the host would be a part of the password
+		return nil, nil, errors.New("an @ after the host: are special characters in user and password percent-encoded?")
+	}
 	cfg.Timeout = o.timeout
 	cfg.Logger = &mysql.NopLogger{}
 	if program := filepath.Base(os.Args[0]); !strings.ContainsAny(program, ":,") {

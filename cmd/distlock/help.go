@@ -42,7 +42,8 @@ exits, however it does. If this program is killed, it comes free as well: at
 once, or, where locks are leases, when the lease is over. If the lock is lost
 meanwhile (its store is down, somebody broke it), COMMAND is ended: where locks
 are leases before anybody else can get it; with lock files, if somebody removes
-one, within about 5 s and the time of --kill-after.
+one, within about 5 s and the time of --kill-after; on MySQL and SQL Server, which
+free the locks of a broken connection at once, within about 10 s and that time.
 
 End distlock with SIGTERM, which it passes on, and never with kill -9. On Linux
 and FreeBSD that kills COMMAND too, but not what COMMAND has started: the child
