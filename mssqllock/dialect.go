@@ -25,6 +25,10 @@ const (
 	doRelease = dbsession.FirstVerb + iota
 	// doUnshare is doRelease for one of the times that Key is held in mode Shared.
 	doUnshare
+	// doUnget gives Key back if it is held in mode Exclusive, and doUnupdate if in
+	// mode Update: what the session holds of it in another mode isn't meant.
+	doUnget
+	doUnupdate
 	// doGet takes Key in mode Exclusive. What this session holds is as held as
 	// anything else; the server would grant it once more.
 	doGet
@@ -39,6 +43,9 @@ const (
 	// doProbe waits for Key in a mode that nobody else uses, to be seen waiting. It
 	// is never done but in a wait.
 	doProbe
+	// doStandIn waits for Key in mode Exclusive, to keep others behind. It is never
+	// done but in a wait.
+	doStandIn
 
 	// doGetAny takes the first of Checks that is free, and results in its number,
 	// from 1; or -1 if Key isn't free.
@@ -132,6 +139,10 @@ func statement(v dbsession.Verb) string {
 		return "IF APPLOCK_TEST('public',@p%[1]d,'Exclusive','Session')=0 SET @r%[1]d=0;"
 	case doRelease, doUnshare:
 		return "IF " + mode + "<>'NoLock' EXEC @r%[1]d=sp_releaseapplock @p%[1]d,'Session';"
+	case doUnget:
+		return "IF " + mode + "='Exclusive' EXEC @r%[1]d=sp_releaseapplock @p%[1]d,'Session';"
+	case doUnupdate:
+		return "IF " + mode + "='Update' EXEC @r%[1]d=sp_releaseapplock @p%[1]d,'Session';"
 	case doGet:
 		return "IF " + mode + "='NoLock' EXEC @r%[1]d=sp_getapplock @p%[1]d,'Exclusive','Session',0;"
 	case doUpdate:
@@ -147,7 +158,7 @@ func statement(v dbsession.Verb) string {
 	case doUpgrade:
 		// It is held twice then, and must be given back as often; the mode stays.
 		return "EXEC @r%[1]d=sp_getapplock @p%[1]d,'Exclusive','Session',0;IF @r%[1]d>=0 EXEC sp_releaseapplock @p%[1]d,'Session';"
-	case doProbe:
+	case doProbe, doStandIn:
 		return "SET @r%[1]d=-1;"
 	default:
 	}
@@ -160,8 +171,17 @@ func (d *dialect) Solo(v dbsession.Verb) bool { return v >= doGetAny }
 // Undo implements [dbsession.Dialect].
 func (d *dialect) Undo(s *dbsession.Step) *dbsession.Step {
 	switch s.Verb {
-	case doRelease, doGet, doUpdate, doProbe:
+	case doRelease:
 		return &dbsession.Step{Verb: doRelease, Key: s.Key}
+	case doGet, doUnget:
+		return &dbsession.Step{Verb: doUnget, Key: s.Key}
+	case doUpdate, doUnupdate:
+		return &dbsession.Step{Verb: doUnupdate, Key: s.Key}
+	case doProbe, doStandIn:
+		if d.Took(s) { // it was in a wait
+			return &dbsession.Step{Verb: doRelease, Key: s.Key}
+		}
+		return nil
 	case doShare:
 		return &dbsession.Step{Verb: doUnshare, Key: s.Key}
 	case doGetAny:
@@ -174,7 +194,7 @@ func (d *dialect) Undo(s *dbsession.Step) *dbsession.Step {
 // Took implements [dbsession.Dialect].
 func (d *dialect) Took(s *dbsession.Step) bool {
 	switch s.Verb {
-	case doGet, doUpdate, doShare, doProbe:
+	case doGet, doUpdate, doShare, doProbe, doStandIn:
 		return s.Result == 1
 	case doGetAny:
 		return s.Result > 0
@@ -244,7 +264,7 @@ type severalModes struct{}
 
 // call does the step by a call of the procedure itself, which is faster.
 func (d *dialect) call(ctx context.Context, c *dbsession.Conn, s *dbsession.Step) error {
-	var status mssql.ReturnStatus
+	status := mssql.ReturnStatus(codeInvalid)
 	var err error
 	if s.Verb == doGet {
 		args := c.Args(4)
@@ -368,7 +388,7 @@ func (d *dialect) runSolo(ctx context.Context, c *dbsession.Conn, s *dbsession.S
 }
 
 // waitModes are those in which can be waited.
-var waitModes = map[dbsession.Verb]string{doGet: "Exclusive", doUpdate: "Update", doShare: "Shared", doProbe: "IntentShared"}
+var waitModes = map[dbsession.Verb]string{doGet: "Exclusive", doUpdate: "Update", doShare: "Shared", doProbe: "IntentShared", doStandIn: "Exclusive"}
 
 // Wait implements [dbsession.Dialect]. It is canceled with an attention, after
 // which the driver keeps the connection if the context was canceled, and not if
@@ -387,16 +407,29 @@ func (d *dialect) Wait(ctx context.Context, c *dbsession.Conn, s *dbsession.Step
 	case err == nil && s.Result == codeCanceled, errors.Is(err, context.Canceled):
 		// It may have been granted all the same, at the last moment.
 		s.Result = 0
-		release := dbsession.Step{Verb: doRelease, Key: s.Key}
-		if err := d.Run(context.Background(), c, []*dbsession.Step{&release}); err != nil {
+		if err := d.giveBack(c, s.Key); err != nil {
 			return err
 		}
 		return dbsession.ErrInterrupted
+	case err != nil && d.Answered(err):
+		if err := d.giveBack(c, s.Key); err != nil {
+			return err
+		}
+		return err
 	case err != nil:
 		return err
 	}
 	s.Result = result(s.Result)
 	return checked(s)
+}
+
+// giveBack releases what a session that holds nothing else may have been granted.
+func (d *dialect) giveBack(c *dbsession.Conn, key string) error {
+	release := dbsession.Step{Verb: doRelease, Key: key}
+	if err := d.Run(context.Background(), c, []*dbsession.Step{&release}); err != nil {
+		return halfDoneError{err}
+	}
+	return nil
 }
 
 // lockTimeout returns milliseconds for @LockTimeout: never less than d, and for

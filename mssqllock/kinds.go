@@ -210,7 +210,7 @@ func (b *Backend) queueUp(ctx context.Context, key string, wait time.Duration) (
 			return
 		}
 		nothing := make(chan struct{})
-		st := &dbsession.Step{Verb: doGet, Key: key, Cleanup: func() {
+		st := &dbsession.Step{Verb: doStandIn, Key: key, Cleanup: func() {
 			claim.Free()
 			close(nothing)
 		}}
