@@ -38,7 +38,8 @@ const (
 	// doShare takes Key in mode Shared, perhaps not for the first time. The result
 	// is onlyElsewhere if this session has it in mode Update.
 	doShare
-	// doUpgrade makes Exclusive of what this session holds in mode Update.
+	// doUpgrade makes Exclusive of what this session holds in mode Update. The
+	// result is notHeld if it doesn't.
 	doUpgrade
 	// doProbe waits for Key in a mode that nobody else uses, to be seen waiting. It
 	// is never done but in a wait.
@@ -56,8 +57,13 @@ const (
 	doCount
 )
 
-// onlyElsewhere is a result. It is none of sp_getapplock's.
-const onlyElsewhere = 2
+// These are results too. They are none of sp_getapplock's.
+const (
+	onlyElsewhere = 2
+	notHeld       = 3
+)
+
+var errGone = fmt.Errorf("%w: the server says that its session doesn't hold it", driver.ErrLost)
 
 // Return codes of sp_getapplock. All others below zero are errors.
 // https://learn.microsoft.com/sql/relational-databases/system-stored-procedures/sp-getapplock-transact-sql
@@ -157,7 +163,8 @@ func statement(v dbsession.Verb) string {
 			"IF @r%[1]d>=0 EXEC @r%[1]d=sp_getapplock @p%[1]d,'Shared','Session',0 END;"
 	case doUpgrade:
 		// It is held twice then, and must be given back as often; the mode stays.
-		return "EXEC @r%[1]d=sp_getapplock @p%[1]d,'Exclusive','Session',0;IF @r%[1]d>=0 EXEC sp_releaseapplock @p%[1]d,'Session';"
+		return "SET @m=" + mode + ";IF @m='Update' OR @m='Exclusive' BEGIN EXEC @r%[1]d=sp_getapplock @p%[1]d,'Exclusive','Session',0;" +
+			"IF @r%[1]d>=0 EXEC sp_releaseapplock @p%[1]d,'Session' END ELSE SET @r%[1]d=-101;"
 	case doProbe, doStandIn:
 		return "SET @r%[1]d=-1;"
 	default:
@@ -291,6 +298,8 @@ func result(code int64) int64 {
 		return 0
 	case -100:
 		return onlyElsewhere
+	case -101:
+		return notHeld
 	}
 	return code
 }
@@ -377,7 +386,7 @@ func (d *dialect) runSolo(ctx context.Context, c *dbsession.Conn, s *dbsession.S
 		b.WriteString("SELECT 0")
 		row, err = execute(ctx, c, &query{b.String(), someParams(n)}, n, func(i int) any { return check(i) })
 	case doCount:
-		row, err = c.Text("SELECT NEXT VALUE FOR " + d.sequence)
+		row, err = c.RowUntil(ctx, "SELECT NEXT VALUE FOR "+d.sequence, nil)
 	default:
 		panic("mssqllock: unknown verb")
 	}

@@ -195,6 +195,9 @@ func (h *hold) convert() (bool, error) {
 	if err := h.b.pool.DoOn(context.Background(), h.session, st); err != nil {
 		return false, err
 	}
+	if st.Result == notHeld {
+		return false, errGone
+	}
 	return st.Result == 1, checked(st)
 }
 

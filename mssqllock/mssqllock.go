@@ -213,7 +213,7 @@ func (h *hold) Release(ctx context.Context) error {
 		}
 		return err
 	case h.step.Result != 1:
-		err = fmt.Errorf("%w: the server says that its session doesn't hold it", driver.ErrLost)
+		err = errGone
 	}
 	h.done, h.result = true, err
 	h.b.mu.Lock()

@@ -103,7 +103,9 @@ func TestRefusedUndo(t *testing.T) {
 	}
 	var gets, others atomic.Int64
 	d.after = func(steps []*dbsession.Step) bool { return does(steps, doGet) && gets.Add(1) == 1 }
-	d.before = func(steps []*dbsession.Step) bool { return !does(steps, doGet) && gets.Load() == 1 && others.Add(1) == 1 }
+	d.before = func(steps []*dbsession.Step) bool {
+		return !does(steps, doGet) && gets.Load() == 1 && others.Add(1) == 1
+	}
 	if _, err := b.Acquire(t.Context(), driver.Request{Resource: t.Name()}); errors.Is(err, driver.ErrHeld) {
 		t.Error(err)
 	}
@@ -172,4 +174,72 @@ func TestTryElsewhereEnds(t *testing.T) {
 	case <-time.After(10 * heartbeat):
 		t.Error("it hangs")
 	}
+}
+
+// What isn't held any more can't be upgraded.
+func TestUpgradeOfLost(t *testing.T) {
+	t.Parallel()
+	s := theServer(t)
+	conn, err := s.pool(t, s.addr()).Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	g, err := OnConn(conn).Acquire(t.Context(), driver.Request{Resource: t.Name(), Mode: driver.Upgradeable})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.ExecContext(t.Context(), "EXEC sp_releaseapplock @Resource = @p1, @LockOwner = 'Session'", t.Name()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := g.Hold.(driver.Upgrader).Upgrade(t.Context(), 0); !errors.Is(err, driver.ErrLost) {
+		t.Errorf("%v", err)
+	}
+	if n := s.locks(t, t.Name()); n != 0 {
+		t.Errorf("%d locks are left", n)
+	}
+}
+
+// What is left of a password that wasn't encoded isn't told.
+func TestPasswordBesideParameters(t *testing.T) {
+	t.Parallel()
+	for _, u := range []string{
+		"sqlserver://user:1?s3cret=1&s3cret=2@127.0.0.1:1",
+		"sqlserver://user:1?s3cret@127.0.0.1:1",
+		"sqlserver://user:1#s3cret@127.0.0.1:1",
+	} {
+		if _, err := Open(t.Context(), u); err == nil || strings.Contains(err.Error(), "s3cret") {
+			t.Errorf("%v", err)
+		}
+	}
+}
+
+// A connection of the caller's pool is closed when no token comes.
+func TestHangingToken(t *testing.T) {
+	t.Parallel()
+	if theServer(t).tds == nil {
+		t.Skip("the server isn't the tests' own")
+	}
+	s := ownServer(t, tdstest.Config{})
+	db := s.pool(t, s.addr())
+	b := New(db, &Options{Heartbeat: 300 * time.Millisecond, Sequence: "fences", CreateSequence: true})
+	defer b.Close()
+	g, err := b.Acquire(t.Context(), driver.Request{Resource: t.Name() + "1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	over := make(chan struct{})
+	defer s.tds.OnRequest(nil)
+	defer close(over)
+	s.tds.OnRequest(func(_ int, sql string) tdstest.Fault {
+		if strings.Contains(sql, "NEXT VALUE") {
+			<-over
+		}
+		return tdstest.Continue
+	})
+	if _, err = b.Acquire(context.Background(), driver.Request{Resource: t.Name()}); err == nil {
+		t.Error("granted without a token")
+	}
+	<-g.Session.Lost()
+	eventually(t, 10*time.Second, "it is closed", func() bool { return db.Stats().OpenConnections == 0 })
 }
