@@ -25,6 +25,10 @@ const (
 	doRelease = dbsession.FirstVerb + iota
 	// doUnshare is doRelease for one of the times that Key is held in mode Shared.
 	doUnshare
+	// doUnget gives Key back if it is held in mode Exclusive, and doUnupdate if in
+	// mode Update: what the session holds of it in another mode isn't meant.
+	doUnget
+	doUnupdate
 	// doGet takes Key in mode Exclusive. What this session holds is as held as
 	// anything else; the server would grant it once more.
 	doGet
@@ -34,11 +38,15 @@ const (
 	// doShare takes Key in mode Shared, perhaps not for the first time. The result
 	// is onlyElsewhere if this session has it in mode Update.
 	doShare
-	// doUpgrade makes Exclusive of what this session holds in mode Update.
+	// doUpgrade makes Exclusive of what this session holds in mode Update. The
+	// result is notHeld if it doesn't.
 	doUpgrade
 	// doProbe waits for Key in a mode that nobody else uses, to be seen waiting. It
 	// is never done but in a wait.
 	doProbe
+	// doStandIn waits for Key in mode Exclusive, to keep others behind. It is never
+	// done but in a wait.
+	doStandIn
 
 	// doGetAny takes the first of Checks that is free, and results in its number,
 	// from 1; or -1 if Key isn't free.
@@ -49,8 +57,13 @@ const (
 	doCount
 )
 
-// onlyElsewhere is a result. It is none of sp_getapplock's.
-const onlyElsewhere = 2
+// These are results too. They are none of sp_getapplock's.
+const (
+	onlyElsewhere = 2
+	notHeld       = 3
+)
+
+var errGone = fmt.Errorf("%w: the server says that its session doesn't hold it", driver.ErrLost)
 
 // Return codes of sp_getapplock. All others below zero are errors.
 // https://learn.microsoft.com/sql/relational-databases/system-stored-procedures/sp-getapplock-transact-sql
@@ -132,6 +145,10 @@ func statement(v dbsession.Verb) string {
 		return "IF APPLOCK_TEST('public',@p%[1]d,'Exclusive','Session')=0 SET @r%[1]d=0;"
 	case doRelease, doUnshare:
 		return "IF " + mode + "<>'NoLock' EXEC @r%[1]d=sp_releaseapplock @p%[1]d,'Session';"
+	case doUnget:
+		return "IF " + mode + "='Exclusive' EXEC @r%[1]d=sp_releaseapplock @p%[1]d,'Session';"
+	case doUnupdate:
+		return "IF " + mode + "='Update' EXEC @r%[1]d=sp_releaseapplock @p%[1]d,'Session';"
 	case doGet:
 		return "IF " + mode + "='NoLock' EXEC @r%[1]d=sp_getapplock @p%[1]d,'Exclusive','Session',0;"
 	case doUpdate:
@@ -146,8 +163,9 @@ func statement(v dbsession.Verb) string {
 			"IF @r%[1]d>=0 EXEC @r%[1]d=sp_getapplock @p%[1]d,'Shared','Session',0 END;"
 	case doUpgrade:
 		// It is held twice then, and must be given back as often; the mode stays.
-		return "EXEC @r%[1]d=sp_getapplock @p%[1]d,'Exclusive','Session',0;IF @r%[1]d>=0 EXEC sp_releaseapplock @p%[1]d,'Session';"
-	case doProbe:
+		return "SET @m=" + mode + ";IF @m='Update' OR @m='Exclusive' BEGIN EXEC @r%[1]d=sp_getapplock @p%[1]d,'Exclusive','Session',0;" +
+			"IF @r%[1]d>=0 EXEC sp_releaseapplock @p%[1]d,'Session' END ELSE SET @r%[1]d=-101;"
+	case doProbe, doStandIn:
 		return "SET @r%[1]d=-1;"
 	default:
 	}
@@ -160,8 +178,17 @@ func (d *dialect) Solo(v dbsession.Verb) bool { return v >= doGetAny }
 // Undo implements [dbsession.Dialect].
 func (d *dialect) Undo(s *dbsession.Step) *dbsession.Step {
 	switch s.Verb {
-	case doRelease, doGet, doUpdate, doProbe:
+	case doRelease:
 		return &dbsession.Step{Verb: doRelease, Key: s.Key}
+	case doGet, doUnget:
+		return &dbsession.Step{Verb: doUnget, Key: s.Key}
+	case doUpdate, doUnupdate:
+		return &dbsession.Step{Verb: doUnupdate, Key: s.Key}
+	case doProbe, doStandIn:
+		if d.Took(s) { // it was in a wait
+			return &dbsession.Step{Verb: doRelease, Key: s.Key}
+		}
+		return nil
 	case doShare:
 		return &dbsession.Step{Verb: doUnshare, Key: s.Key}
 	case doGetAny:
@@ -174,7 +201,7 @@ func (d *dialect) Undo(s *dbsession.Step) *dbsession.Step {
 // Took implements [dbsession.Dialect].
 func (d *dialect) Took(s *dbsession.Step) bool {
 	switch s.Verb {
-	case doGet, doUpdate, doShare, doProbe:
+	case doGet, doUpdate, doShare, doProbe, doStandIn:
 		return s.Result == 1
 	case doGetAny:
 		return s.Result > 0
@@ -244,7 +271,7 @@ type severalModes struct{}
 
 // call does the step by a call of the procedure itself, which is faster.
 func (d *dialect) call(ctx context.Context, c *dbsession.Conn, s *dbsession.Step) error {
-	var status mssql.ReturnStatus
+	status := mssql.ReturnStatus(codeInvalid)
 	var err error
 	if s.Verb == doGet {
 		args := c.Args(4)
@@ -271,6 +298,8 @@ func result(code int64) int64 {
 		return 0
 	case -100:
 		return onlyElsewhere
+	case -101:
+		return notHeld
 	}
 	return code
 }
@@ -357,7 +386,7 @@ func (d *dialect) runSolo(ctx context.Context, c *dbsession.Conn, s *dbsession.S
 		b.WriteString("SELECT 0")
 		row, err = execute(ctx, c, &query{b.String(), someParams(n)}, n, func(i int) any { return check(i) })
 	case doCount:
-		row, err = c.Text("SELECT NEXT VALUE FOR " + d.sequence)
+		row, err = c.RowUntil(ctx, "SELECT NEXT VALUE FOR "+d.sequence, nil)
 	default:
 		panic("mssqllock: unknown verb")
 	}
@@ -368,7 +397,7 @@ func (d *dialect) runSolo(ctx context.Context, c *dbsession.Conn, s *dbsession.S
 }
 
 // waitModes are those in which can be waited.
-var waitModes = map[dbsession.Verb]string{doGet: "Exclusive", doUpdate: "Update", doShare: "Shared", doProbe: "IntentShared"}
+var waitModes = map[dbsession.Verb]string{doGet: "Exclusive", doUpdate: "Update", doShare: "Shared", doProbe: "IntentShared", doStandIn: "Exclusive"}
 
 // Wait implements [dbsession.Dialect]. It is canceled with an attention, after
 // which the driver keeps the connection if the context was canceled, and not if
@@ -387,16 +416,29 @@ func (d *dialect) Wait(ctx context.Context, c *dbsession.Conn, s *dbsession.Step
 	case err == nil && s.Result == codeCanceled, errors.Is(err, context.Canceled):
 		// It may have been granted all the same, at the last moment.
 		s.Result = 0
-		release := dbsession.Step{Verb: doRelease, Key: s.Key}
-		if err := d.Run(context.Background(), c, []*dbsession.Step{&release}); err != nil {
+		if err := d.giveBack(c, s.Key); err != nil {
 			return err
 		}
 		return dbsession.ErrInterrupted
+	case err != nil && d.Answered(err):
+		if err := d.giveBack(c, s.Key); err != nil {
+			return err
+		}
+		return err
 	case err != nil:
 		return err
 	}
 	s.Result = result(s.Result)
 	return checked(s)
+}
+
+// giveBack releases what a session that holds nothing else may have been granted.
+func (d *dialect) giveBack(c *dbsession.Conn, key string) error {
+	release := dbsession.Step{Verb: doRelease, Key: key}
+	if err := d.Run(context.Background(), c, []*dbsession.Step{&release}); err != nil {
+		return halfDoneError{err}
+	}
+	return nil
 }
 
 // lockTimeout returns milliseconds for @LockTimeout: never less than d, and for

@@ -17,7 +17,8 @@ import (
 // the transaction at the server and ends with it, by commit, by rollback, or with
 // its connection: what is written in the transaction is written under the lock,
 // or not at all. There is no Release, no loss to watch for, and no need of tokens;
-// no other lock is as safe.
+// no other lock is as safe. A rollback to a savepoint that was set before the call
+// releases it, too: lock first, or anew after that.
 //
 // The options are [distlock.Timeout], [distlock.Shared] and
 // [distlock.Upgradeable]. A wait stands in the server's queue. What the

@@ -195,6 +195,9 @@ func (h *hold) convert() (bool, error) {
 	if err := h.b.pool.DoOn(context.Background(), h.session, st); err != nil {
 		return false, err
 	}
+	if st.Result == notHeld {
+		return false, errGone
+	}
 	return st.Result == 1, checked(st)
 }
 
@@ -210,7 +213,7 @@ func (b *Backend) queueUp(ctx context.Context, key string, wait time.Duration) (
 			return
 		}
 		nothing := make(chan struct{})
-		st := &dbsession.Step{Verb: doGet, Key: key, Cleanup: func() {
+		st := &dbsession.Step{Verb: doStandIn, Key: key, Cleanup: func() {
 			claim.Free()
 			close(nothing)
 		}}

@@ -161,7 +161,7 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 	h.owner, h.mode, h.since = r.Owner, r.Mode, time.Now()
 	token, err := b.count(ctx, h.session)
 	if err != nil {
-		return driver.Grant{}, errors.Join(err, h.Release(context.WithoutCancel(ctx)))
+		return driver.Grant{}, h.abandon(err)
 	}
 	b.mu.Lock()
 	h.token = token
@@ -213,7 +213,7 @@ func (h *hold) Release(ctx context.Context) error {
 		}
 		return err
 	case h.step.Result != 1:
-		err = fmt.Errorf("%w: the server says that its session doesn't hold it", driver.ErrLost)
+		err = errGone
 	}
 	h.done, h.result = true, err
 	h.b.mu.Lock()

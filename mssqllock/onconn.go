@@ -168,7 +168,7 @@ func (b *ConnBackend) do(verb dbsession.Verb, name string) (int64, error) {
 func (b *ConnBackend) release(name string) error {
 	got, err := b.do(doRelease, name)
 	if err == nil && got != 1 {
-		err = fmt.Errorf("%w: the server says that its session doesn't hold it", driver.ErrLost)
+		err = errGone
 	}
 	return err
 }
@@ -201,7 +201,11 @@ func (h *connHold) Upgrade(context.Context, time.Duration) (uint64, error) {
 	h.b.mu.Lock()
 	defer h.b.mu.Unlock()
 	got, err := h.b.do(doUpgrade, h.name)
-	if err == nil && got != 1 {
+	switch {
+	case err != nil:
+	case got == notHeld:
+		err = errGone
+	case got != 1:
 		err = driver.ErrHeld
 	}
 	return 0, explain(err)

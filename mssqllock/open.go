@@ -215,10 +215,13 @@ func parseURL(u *url.URL) (*mssql.Connector, *Options, error) {
 	forDriver := make(url.Values)
 	for name, values := range query {
 		lower := strings.ToLower(name)
+		set := ownParameters[name]
 		if len(values) != 1 || forDriver.Has(lower) {
+			if set == nil && !slices.Contains(allParameters(), lower) {
+				name = "?" // it may be half of a password
+			}
 			return nil, nil, fmt.Errorf("parameter %q is given more than once", name)
 		}
-		set := ownParameters[name]
 		switch {
 		case set != nil:
 			if err := set(o, values[0]); err != nil {

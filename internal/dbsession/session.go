@@ -302,7 +302,7 @@ func (s *Session) turn() bool {
 	}
 	s.proven = time.Now()
 	s.batch = nil
-	if err != nil && !p.dialect.Answered(err) {
+	if err != nil && (errors.Is(err, errDoubt) || !p.dialect.Answered(err)) {
 		s.batch = batch
 		p.drop(s, err)
 		return false

@@ -48,8 +48,11 @@ func (p *Pool) Wait(ctx context.Context, st *Step, d time.Duration) (*Session, e
 }
 
 // Elsewhere runs the step on a session that holds nothing, without waiting for
-// more than such a session. It returns nil if there is no room for one.
+// more than such a session, and no longer than a heartbeat. It returns nil if
+// there is no room for one.
 func (p *Pool) Elsewhere(ctx context.Context, st *Step) (*Session, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, p.opt.Heartbeat, errSilent)
+	defer cancel()
 	p.mu.Lock()
 	room := !p.closed && p.mayWait()
 	p.mu.Unlock()
