@@ -7,7 +7,7 @@ import (
 )
 
 var inspecting = []clause{
-	{name: "Inspect_shows_who_holds", run: func(t *trial) {
+	{name: "Inspect_shows_who_holds", alone: true, run: func(t *trial) {
 		a, b := t.two()
 		name := t.resource()
 		i := t.inspector(b)
@@ -32,7 +32,7 @@ var inspecting = []clause{
 			t.Errorf("shown is token %d, not %d", h.Token, g.Token)
 		}
 	}},
-	{name: "Inspect_shows_nobody_when_free", run: func(t *trial) {
+	{name: "Inspect_shows_nobody_when_free", alone: true, run: func(t *trial) {
 		a, b := t.two()
 		name := t.resource()
 		i := t.inspector(b)
@@ -44,7 +44,7 @@ var inspecting = []clause{
 			t.Fatalf("it was released, but shown are %+v", holders)
 		}
 	}},
-	{name: "Inspect_shows_all_readers", modes: withShared, run: func(t *trial) {
+	{name: "Inspect_shows_all_readers", alone: true, modes: withShared, run: func(t *trial) {
 		a, b := t.two()
 		name := t.resource()
 		i := t.inspector(b)
@@ -60,7 +60,7 @@ var inspecting = []clause{
 			}
 		}
 	}},
-	{name: "Inspect_keeps_permits_and_locks_apart", modes: withPermits, run: func(t *trial) {
+	{name: "Inspect_keeps_permits_and_locks_apart", alone: true, modes: withPermits, run: func(t *trial) {
 		a, b := t.two()
 		name := t.resource()
 		i := t.inspector(b)

@@ -63,6 +63,7 @@ type reply struct {
 type child struct {
 	locks *distlock.Locker
 	held  map[string]*distlock.Lock
+	quiet atomic.Bool // nobody reads what is said before the order is carried out
 	mu    sync.Mutex
 	out   *json.Encoder
 }
@@ -78,7 +79,11 @@ func serve(in io.Reader, out io.Writer, ttl string, open func() (driver.Backend,
 	}
 	c := &child{held: make(map[string]*distlock.Lock), out: json.NewEncoder(out)}
 	c.locks = distlock.New(b, &distlock.Options{TTL: lease, Trace: &distlock.Trace{
-		Waiting: func(context.Context, distlock.Event) { c.say(reply{Waiting: true}) },
+		Waiting: func(context.Context, distlock.Event) {
+			if !c.quiet.Load() {
+				c.say(reply{Waiting: true})
+			}
+		},
 	}})
 	lines := json.NewDecoder(in)
 	for {
@@ -110,6 +115,8 @@ func (c *child) obey(o order) (r reply) {
 			return failed(err)
 		}
 	case "count":
+		c.quiet.Store(true)
+		defer c.quiet.Store(false)
 		n, err := c.count(o)
 		r.Count = n
 		if err != nil {
