@@ -303,8 +303,18 @@ func setUpMariaDB(s *testServer) error {
 	if err := s.prepare(); err != nil {
 		return err
 	}
-	err := run(s.dir, lookUp("mariadb-install-db"), "--no-defaults", "--datadir="+filepath.Join(s.dir, "data"),
-		"--auth-root-authentication-method=normal", "--skip-test-db", "--user="+userName())
+	data := filepath.Join(s.dir, "data")
+	var err error
+	for range 3 { // it has been seen to fail on a busy machine
+		if err = os.RemoveAll(data); err != nil {
+			return err
+		}
+		err = run(s.dir, lookUp("mariadb-install-db"), "--no-defaults", "--datadir="+data,
+			"--auth-root-authentication-method=normal", "--skip-test-db", "--user="+userName())
+		if err == nil {
+			break
+		}
+	}
 	if err != nil {
 		return err
 	}
