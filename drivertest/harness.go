@@ -147,15 +147,23 @@ func (c *clause) missing(h *Harness, info driver.Info) string {
 	}
 	functions := h.functions()
 	for need := range strings.FieldsSeq(c.needs) {
-		switch {
-		case need == "tokens" && !h.Tokens:
-			return "Harness.Tokens is false"
-		case need == "leases" && info.MaxTTL == 0:
-			return "the backend has no leases"
-		case need == "bound" && info.AnswersWithin == 0:
-			return "the backend doesn't say how soon it answers"
-		case need != "tokens" && need != "leases" && need != "bound" && !functions[need]:
-			return h.Omit[need]
+		switch need {
+		case "tokens":
+			if !h.Tokens {
+				return "Harness.Tokens is false"
+			}
+		case "leases":
+			if info.MaxTTL == 0 {
+				return "the backend has no leases"
+			}
+		case "bound":
+			if info.AnswersWithin == 0 {
+				return "the backend doesn't say how soon it answers"
+			}
+		default:
+			if !functions[need] {
+				return h.Omit[need]
+			}
 		}
 	}
 	for _, m := range []driver.Mode{driver.Exclusive, driver.Shared, driver.Upgradeable, driver.Permit} {

@@ -163,14 +163,14 @@ func TestInTx(t *testing.T) {
 	t.Parallel()
 	s := theServer(t)
 	p := newProxy(t, s.addr())
-	db := s.pool(t, p.addr())
+	db := s.pool(t, p.Addr())
 	db.SetMaxIdleConns(-1)
 	normal, _ := s.locker(t, s.addr(), nil)
 	// It ends with the transaction, however that ends.
 	for how, end := range map[string]func(*sql.Tx){
 		"commit":   func(tx *sql.Tx) { tx.Commit() },
 		"rollback": func(tx *sql.Tx) { tx.Rollback() },
-		"cut":      func(*sql.Tx) { p.cut() },
+		"cut":      func(*sql.Tx) { p.Cut() },
 		"kill":     func(tx *sql.Tx) { s.exec(t, fmt.Sprintf("KILL %d", spid(t, tx))) },
 	} {
 		c := testConn(t, db)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/distlock-go/distlock"
 	"github.com/distlock-go/distlock/driver"
+	"github.com/distlock-go/distlock/internal/faultproxy"
 	"github.com/distlock-go/distlock/mssqllock/internal/tdstest"
 )
 
@@ -111,13 +112,13 @@ func TestNetworkFaults(t *testing.T) {
 	t.Parallel()
 	const heartbeat = 500 * time.Millisecond
 	for name, fault := range map[string]struct {
-		do      func(p *faultyProxy)
+		do      func(p *faultproxy.Proxy)
 		noticed bool // by the server, at once
 	}{
-		"hold":      {func(p *faultyProxy) { p.set(true, true) }, false},
-		"drop":      {func(p *faultyProxy) { p.set(true, false) }, false},
-		"cut":       {func(p *faultyProxy) { p.cut() }, true},
-		"half-open": {func(p *faultyProxy) { p.halfOpen() }, true},
+		"hold":      {func(p *faultproxy.Proxy) { p.Set(true, true) }, false},
+		"drop":      {func(p *faultproxy.Proxy) { p.Set(true, false) }, false},
+		"cut":       {func(p *faultproxy.Proxy) { p.Cut() }, true},
+		"half-open": {func(p *faultproxy.Proxy) { p.HalfOpen() }, true},
 	} {
 		for _, own := range []string{"url", "pool"} {
 			t.Run(name+"/"+own, func(t *testing.T) {
@@ -126,14 +127,14 @@ func TestNetworkFaults(t *testing.T) {
 				p := newProxy(t, s.addr())
 				var l *distlock.Locker
 				if own == "url" {
-					b, err := Open(t.Context(), s.url(p.addr(), "heartbeat="+heartbeat.String()))
+					b, err := Open(t.Context(), s.url(p.Addr(), "heartbeat="+heartbeat.String()))
 					if err != nil {
 						t.Fatal(err)
 					}
 					l = distlock.New(b, nil)
 					defer l.Close()
 				} else {
-					l, _ = s.locker(t, p.addr(), &Options{Heartbeat: heartbeat})
+					l, _ = s.locker(t, p.Addr(), &Options{Heartbeat: heartbeat})
 				}
 				k := mustAcquire(t, l, t.Name())
 				witness, _ := s.locker(t, s.addr(), nil)
@@ -164,7 +165,7 @@ func TestNetworkFaults(t *testing.T) {
 				if fault.noticed {
 					mustRelease(t, mustAcquire(t, witness, t.Name()))
 				}
-				p.set(false, false)
+				p.Set(false, false)
 				mustRelease(t, mustAcquire(t, witness, t.Name()))
 				eventually(t, 10*time.Second, "it works again", func() bool {
 					k, err := l.Acquire(t.Context(), t.Name(), distlock.Timeout(time.Second))
@@ -385,12 +386,10 @@ func TestTwoServersBehindOneAddress(t *testing.T) {
 	}
 	a, b := ownServer(t, tdstest.Config{}), ownServer(t, tdstest.Config{})
 	p := newProxy(t, a.addr())
-	l, _ := a.locker(t, p.addr(), nil)
+	l, _ := a.locker(t, p.Addr(), nil)
 	k := mustAcquire(t, l, t.Name())
 	defer k.Release()
-	p.mu.Lock()
-	p.server = b.addr()
-	p.mu.Unlock()
+	p.Redirect(b.addr())
 	// A wait takes a connection more.
 	other, _ := a.locker(t, a.addr(), nil)
 	held := mustAcquire(t, other, t.Name()+"-held")
@@ -488,16 +487,16 @@ func TestNoPermissions(t *testing.T) {
 
 	// A hung session can't be killed, and is cut off.
 	p := newProxy(t, s.addr())
-	mute, err := Open(t.Context(), s.url(p.addr(), "heartbeat=300ms"))
+	mute, err := Open(t.Context(), s.url(p.Addr(), "heartbeat=300ms"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	l := distlock.New(mute, nil)
 	defer l.Close()
 	k = mustAcquire(t, l, t.Name())
-	p.set(true, false)
+	p.Set(true, false)
 	<-k.Done()
-	p.set(false, false)
+	p.Set(false, false)
 	mustRelease(t, mustAcquire(t, b, t.Name()))
 }
 

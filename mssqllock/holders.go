@@ -112,8 +112,8 @@ func (b *Backend) locks(ctx context.Context, prefix string) ([]lock, error) {
 			if err := errors.Join(session.Set(row[3]), pid.Set(row[6])); err != nil {
 				bad = err
 			}
-			l := lock{description: text(row[0]), mode: strings.TrimSpace(text(row[1])), granted: text(row[2]) == "GRANT", session: session.Result}
-			l.client = driver.Owner{Host: text(row[4]), Program: text(row[5]), PID: int(pid.Result)}
+			l := lock{description: dbsession.Text(row[0]), mode: strings.TrimSpace(dbsession.Text(row[1])), granted: dbsession.Text(row[2]) == "GRANT", session: session.Result}
+			l.client = driver.Owner{Host: dbsession.Text(row[4]), Program: dbsession.Text(row[5]), PID: int(pid.Result)}
 			// CHARINDEX doesn't tell cases apart, by default.
 			if strings.HasPrefix(l.description, prefix) {
 				locks = append(locks, l)
@@ -160,7 +160,7 @@ func (b *Backend) exactly(ctx context.Context, name, prefix string) (locks []loc
 		}
 	}()
 	deadline := time.Now().Add(patience)
-	err = poll(ctx, func() time.Duration { return max(time.Until(deadline), 0) }, func() (bool, error) {
+	err = dbsession.Poll(ctx, func() time.Duration { return max(time.Until(deadline), 0) }, func() (bool, error) {
 		var err error
 		if locks, err = b.locks(ctx, prefix); err != nil {
 			return false, err

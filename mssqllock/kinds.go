@@ -21,6 +21,22 @@ type attempt struct {
 	sent     time.Time // when the question was sent that was granted
 }
 
+// ask asks once for what is wanted.
+func (a *attempt) ask(ctx context.Context) (*hold, error) {
+	switch a.r.Mode {
+	case driver.Exclusive:
+		return a.exclusive(ctx)
+	case driver.Upgradeable:
+		return a.upgradeable(ctx)
+	case driver.Shared:
+		return a.shared(ctx)
+	case driver.Permit:
+		return a.permit(ctx)
+	default:
+		return nil, errors.ErrUnsupported
+	}
+}
+
 // left returns how much of the time to wait is left.
 func (a *attempt) left() time.Duration { return leftOf(a.deadline, a.r.Wait) }
 
@@ -127,32 +143,6 @@ func (h *hold) abandon(err error) error {
 	return err
 }
 
-const (
-	pollFirst = 2 * time.Millisecond
-	pollLast  = 50 * time.Millisecond
-)
-
-// poll asks until the answer is yes. When the time is over the error is ErrHeld.
-func poll(ctx context.Context, left func() time.Duration, ask func() (bool, error)) error {
-	for pause := pollFirst; ; pause = min(2*pause, pollLast) {
-		yes, err := ask()
-		if err != nil || yes {
-			return err
-		}
-		rest := left()
-		if rest <= 0 {
-			return driver.ErrHeld
-		}
-		timer := time.NewTimer(min(pause/2+rand.N(pause), rest))
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return context.Cause(ctx)
-		}
-	}
-}
-
 // Upgrade implements [driver.Upgrader]. The session that holds the lock holds
 // others too and isn't to wait, so that it asks again and again whether the
 // readers are gone; meanwhile another session stands in the server's queue for
@@ -170,7 +160,7 @@ func (h *hold) Upgrade(ctx context.Context, wait time.Duration) (uint64, error) 
 		}
 		left := func() time.Duration { return leftOf(deadline, wait) }
 		step := h.b.queueUp(ctx, h.key, left())
-		err = poll(ctx, left, h.convert)
+		err = dbsession.Poll(ctx, left, h.convert)
 		step(ctx)
 	}
 	if err != nil {
@@ -256,7 +246,7 @@ func (a *attempt) permit(ctx context.Context) (*hold, error) {
 		return nil, err
 	}
 	var h *hold
-	err = poll(ctx, a.left, func() (bool, error) {
+	err = dbsession.Poll(ctx, a.left, func() (bool, error) {
 		if first.session.Dead() {
 			return false, driver.ErrHeld
 		}

@@ -50,7 +50,7 @@ const about = "SELECT @@SPID,CAST(SERVERPROPERTY('EngineEdition') AS int),CAST(S
 
 // read takes what about has answered.
 func read(row []sqldriver.Value) (spid int64, s *server, err error) {
-	s = &server{version: text(row[2]), database: text(row[3]), updates: text(row[4])}
+	s = &server{version: dbsession.Text(row[2]), database: dbsession.Text(row[3]), updates: dbsession.Text(row[4])}
 	var id, edition, trans dbsession.Step
 	err = errors.Join(id.Set(row[0]), edition.Set(row[1]), trans.Set(row[5]))
 	s.edition, s.trans = edition.Result, trans.Result
@@ -121,7 +121,7 @@ func (d *dialect) Setup(_ context.Context, c *dbsession.Conn, mark string, peer 
 	switch {
 	case got.Result < 0:
 		return 0, fmt.Errorf("the session's own mark can't be taken: %w", codeError(got.Result))
-	case text(row[2]) != "Exclusive":
+	case dbsession.Text(row[2]) != "Exclusive":
 		return 0, s.refuse("a lock that was granted isn't held by the connection: is there a proxy between that shares connections?")
 	case free.Result != 0:
 		return 0, s.refuse("a lock that is held on one connection isn't seen on the next: do they lead to the same server, and to the same database?")
@@ -130,16 +130,4 @@ func (d *dialect) Setup(_ context.Context, c *dbsession.Conn, mark string, peer 
 	d.server = s
 	d.mu.Unlock()
 	return id, nil
-}
-
-func text(v sqldriver.Value) string {
-	switch v := v.(type) {
-	case nil:
-		return ""
-	case []byte:
-		return string(v)
-	case string:
-		return v
-	}
-	return fmt.Sprint(v)
 }

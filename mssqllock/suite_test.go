@@ -7,6 +7,7 @@ import (
 
 	"github.com/distlock-go/distlock/driver"
 	"github.com/distlock-go/distlock/drivertest"
+	"github.com/distlock-go/distlock/internal/faultproxy"
 	"github.com/distlock-go/distlock/mssqllock/internal/tdstest"
 )
 
@@ -22,7 +23,7 @@ func suite(t *testing.T, urls bool) {
 	if s.tds != nil {
 		s = ownServer(t, tdstest.Config{}) // it counts connections, and restarts it
 	}
-	proxies := make(map[driver.Backend]*faultyProxy)
+	proxies := make(map[driver.Backend]*faultproxy.Proxy)
 	var mu sync.Mutex
 	const parameters = "sequence=fences&create_sequence=true"
 	h := drivertest.Harness{
@@ -32,12 +33,12 @@ func suite(t *testing.T, urls bool) {
 			var b driver.Backend
 			if urls {
 				var err error
-				b, err = Open(context.Background(), s.url(p.addr(), parameters))
+				b, err = Open(context.Background(), s.url(p.Addr(), parameters))
 				if err != nil {
 					t.Fatal(err)
 				}
 			} else {
-				b = New(s.pool(t, p.addr()), &Options{Sequence: "fences", CreateSequence: true})
+				b = New(s.pool(t, p.Addr()), &Options{Sequence: "fences", CreateSequence: true})
 				// Cases have little patience with the first connection.
 				if _, err := b.(driver.Inspector).Holders(context.Background(), "warm-up", driver.Exclusive); err != nil {
 					t.Fatal(err)
@@ -55,8 +56,8 @@ func suite(t *testing.T, urls bool) {
 			mu.Lock()
 			defer mu.Unlock()
 			p := proxies[b]
-			p.set(true, false)
-			return func() { p.set(false, false) }
+			p.Set(true, false)
+			return func() { p.Set(false, false) }
 		},
 		Process: func(t testing.TB) []string {
 			return []string{childURL + "=" + s.url(s.addr(), parameters)}

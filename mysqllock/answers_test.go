@@ -19,17 +19,17 @@ import (
 func late(t *testing.T, s *testServer, name string, o ...distlock.AcquireOption) *distlock.Locker {
 	t.Helper()
 	p := newProxy(t, s.addr)
-	l := distlock.New(New(s.pool(t, p.addr()), nil), &distlock.Options{ReleaseTimeout: 200 * time.Millisecond})
+	l := distlock.New(New(s.pool(t, p.Addr()), nil), &distlock.Options{ReleaseTimeout: 200 * time.Millisecond})
 	t.Cleanup(func() { l.Close() })
 	keep := mustAcquire(t, l, name+"/other") // or the connection would be closed as idle
 	t.Cleanup(func() { keep.Release() })
 	k := mustAcquire(t, l, name, o...)
-	p.set(true, false)
+	p.Set(true, false)
 	if err := k.Release(); err == nil {
 		t.Fatal("released, though nothing was answered")
 	}
 	time.Sleep(time.Second) // Release is tried again for 200 ms
-	p.set(false, false)
+	p.Set(false, false)
 	return l
 }
 

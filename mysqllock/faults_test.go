@@ -20,6 +20,7 @@ import (
 
 	"github.com/distlock-go/distlock"
 	"github.com/distlock-go/distlock/driver"
+	"github.com/distlock-go/distlock/internal/faultproxy"
 )
 
 // locker returns a Locker on a new backend.
@@ -212,16 +213,16 @@ func TestNoMorePreparedStatements(t *testing.T) {
 // server frees the lock within three, and all goes on when it is healed.
 func TestNetworkFaults(t *testing.T) {
 	const heartbeat = 500 * time.Millisecond
-	for name, fault := range map[string]func(p *faultyProxy){
-		"hold":      func(p *faultyProxy) { p.set(true, true) },
-		"drop":      func(p *faultyProxy) { p.set(true, false) },
-		"cut":       func(p *faultyProxy) { p.cut() },
-		"half-open": func(p *faultyProxy) { p.halfOpen() },
+	for name, fault := range map[string]func(p *faultproxy.Proxy){
+		"hold":      func(p *faultproxy.Proxy) { p.Set(true, true) },
+		"drop":      func(p *faultproxy.Proxy) { p.Set(true, false) },
+		"cut":       func(p *faultproxy.Proxy) { p.Cut() },
+		"half-open": func(p *faultproxy.Proxy) { p.HalfOpen() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			onServers(t, func(t *testing.T, s *testServer) {
 				p := newProxy(t, s.addr)
-				b, err := Open(t.Context(), s.url(p.addr(), "heartbeat="+heartbeat.String()))
+				b, err := Open(t.Context(), s.url(p.Addr(), "heartbeat="+heartbeat.String()))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -255,7 +256,7 @@ func TestNetworkFaults(t *testing.T) {
 				if took := time.Since(start); took > 4*heartbeat+time.Second {
 					t.Errorf("it was free for others after %v", took)
 				}
-				p.set(false, false)
+				p.Set(false, false)
 				eventually(t, 10*time.Second, "it works again", func() bool {
 					k, err := l.Acquire(t.Context(), t.Name(), distlock.Timeout(time.Second))
 					return err == nil && k.Release() == nil
@@ -635,12 +636,10 @@ func TestTwoServersBehindOneAddress(t *testing.T) {
 	}
 	a, b := servers[0], servers[1]
 	p := newProxy(t, a.addr)
-	l, _ := a.locker(t, p.addr(), nil)
+	l, _ := a.locker(t, p.Addr(), nil)
 	k := mustAcquire(t, l, t.Name())
 	defer k.Release()
-	p.mu.Lock()
-	p.server = b.addr
-	p.mu.Unlock()
+	p.Redirect(b.addr)
 	// A wait takes a connection more.
 	other, _ := a.locker(t, a.addr, nil)
 	held := mustAcquire(t, other, t.Name()+"-held")

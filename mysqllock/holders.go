@@ -36,8 +36,9 @@ func (b *Backend) Holders(ctx context.Context, resource string, mode driver.Mode
 	}
 	for from := 0; mode == driver.Permit && err == nil; from += permitsAtOnce {
 		permits := make([]string, permitsAtOnce)
+		name := n.permits()
 		for i := range permits {
-			permits[i] = n.permit(from + i)
+			permits[i] = name(from + i)
 		}
 		var more []heldName
 		more, err = b.whoHas(ctx, permits)
@@ -59,7 +60,7 @@ func (b *Backend) Holders(ctx context.Context, resource string, mode driver.Mode
 				m = driver.Exclusive
 			}
 		}
-		own := b.own(h.name, n.hash, m)
+		own := b.own(h.name, n.hash(), m)
 		if len(own) == 0 {
 			c := clients[h.id]
 			c.Mode = m
@@ -89,7 +90,7 @@ func (b *Backend) whoHas(ctx context.Context, names []string) ([]heldName, error
 	err := b.pool.Query(ctx, "SELECT "+q.String()[1:], func(row []sqldriver.Value) {
 		for i, v := range row {
 			var st dbsession.Step
-			if err := st.Set(text(v)); v != nil && err == nil {
+			if err := st.Set(dbsession.Text(v)); v != nil && err == nil {
 				held = append(held, heldName{names[i], st.Result})
 			} else if v != nil {
 				bad = err
@@ -131,21 +132,21 @@ func (b *Backend) clients(ctx context.Context, held []heldName) map[int64]driver
 	}
 	// Errors are missing privileges, or tables.
 	_ = b.pool.Query(ctx, "SELECT ID, HOST, USER FROM information_schema.PROCESSLIST WHERE ID IN ("+list+")", func(row []sqldriver.Value) {
-		change(text(row[0]), func(o *driver.Owner) {
-			o.Host = text(row[1])
+		change(dbsession.Text(row[0]), func(o *driver.Owner) {
+			o.Host = dbsession.Text(row[1])
 			if host, _, err := net.SplitHostPort(o.Host); err == nil {
 				o.Host = host
 			}
-			o.Note += " of " + text(row[2])
+			o.Note += " of " + dbsession.Text(row[2])
 		})
 	})
 	_ = b.pool.Query(ctx, "SELECT PROCESSLIST_ID, ATTR_NAME, ATTR_VALUE FROM performance_schema.session_connect_attrs"+
 		" WHERE PROCESSLIST_ID IN ("+list+") AND ATTR_NAME IN ('program_name', '_pid')", func(row []sqldriver.Value) {
-		change(text(row[0]), func(o *driver.Owner) {
-			if text(row[1]) == "_pid" {
-				o.PID, _ = strconv.Atoi(text(row[2]))
+		change(dbsession.Text(row[0]), func(o *driver.Owner) {
+			if dbsession.Text(row[1]) == "_pid" {
+				o.PID, _ = strconv.Atoi(dbsession.Text(row[2]))
 			} else {
-				o.Program = text(row[2])
+				o.Program = dbsession.Text(row[2])
 			}
 		})
 	})
@@ -162,14 +163,14 @@ func (b *Backend) fromFence(ctx context.Context, n names, h *driver.Holder) {
 	// An error is the table that isn't there yet.
 	_ = b.pool.Query(ctx, "SELECT owner, UNIX_TIMESTAMP(since)*1000000, token FROM "+b.dialect.fence+
 		" WHERE name = CAST("+literal(n.fence(driver.Exclusive))+" AS BINARY)", func(row []sqldriver.Value) {
-		if m := ownerText.FindStringSubmatch(text(row[0])); m != nil {
+		if m := ownerText.FindStringSubmatch(dbsession.Text(row[0])); m != nil {
 			h.Owner.Host, h.Owner.Program, h.Owner.Note = m[1], m[3], m[4]
 			h.Owner.PID, _ = strconv.Atoi(m[2])
 		}
-		if micros, err := strconv.ParseFloat(text(row[1]), 64); err == nil {
+		if micros, err := strconv.ParseFloat(dbsession.Text(row[1]), 64); err == nil {
 			h.Since = time.UnixMicro(int64(micros))
 		}
-		h.Token, _ = strconv.ParseUint(text(row[2]), 10, 64)
+		h.Token, _ = strconv.ParseUint(dbsession.Text(row[2]), 10, 64)
 	})
 }
 

@@ -20,6 +20,20 @@ type attempt struct {
 	sent     time.Time // when the question was sent that was granted
 }
 
+// ask asks once for what is wanted.
+func (a *attempt) ask(ctx context.Context) (*hold, error) {
+	switch a.r.Mode {
+	case driver.Exclusive:
+		return a.exclusive(ctx)
+	case driver.Shared:
+		return a.shared(ctx)
+	case driver.Permit:
+		return a.permit(ctx)
+	default:
+		return nil, errors.ErrUnsupported
+	}
+}
+
 // left returns how much of the time to wait is left.
 func (a *attempt) left() time.Duration {
 	if a.deadline.IsZero() {
@@ -52,7 +66,7 @@ func (a *attempt) exclusive(ctx context.Context) (*hold, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = a.poll(ctx, func() (bool, error) {
+	err = dbsession.Poll(ctx, a.left, func() (bool, error) {
 		st := dbsession.Step{Verb: doCountFree, Checks: slots}
 		if len(slots) == 0 {
 			st.Verb = dbsession.Ping // to know that it lives
@@ -127,35 +141,6 @@ func (a *attempt) abandon(err error, s *dbsession.Session, claim *dbsession.Clai
 		s.Abandon()
 	}
 	return err
-}
-
-const (
-	shortestPause = 2 * time.Millisecond
-	longestPause  = 50 * time.Millisecond
-)
-
-// poll asks until the answer is yes. When the time is over the error is ErrHeld.
-func (a *attempt) poll(ctx context.Context, ask func() (bool, error)) error {
-	for pause := shortestPause; ; pause = min(2*pause, longestPause) {
-		yes, err := ask()
-		if err != nil {
-			return err
-		}
-		if yes {
-			return nil
-		}
-		left := a.left()
-		if left <= 0 {
-			return driver.ErrHeld
-		}
-		timer := time.NewTimer(min(pause/2+rand.N(pause), left))
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return context.Cause(ctx)
-		}
-	}
 }
 
 // A share is the place among the readers that all shared holdings of a resource
@@ -255,7 +240,7 @@ func (s *share) left(ctx context.Context) error {
 // shared takes a place among the readers, or a part of the one that this process
 // has, unless somebody has the lock itself.
 func (a *attempt) shared(ctx context.Context) (*hold, error) {
-	s := a.b.share(a.names.hash)
+	s := a.b.share(a.names.hash())
 	h, err := a.sharedOn(ctx, s)
 	if err != nil {
 		s.unuse()
@@ -439,7 +424,7 @@ func (a *attempt) permit(ctx context.Context) (*hold, error) {
 		return nil, err
 	}
 	var h *hold
-	err = a.poll(ctx, func() (bool, error) {
+	err = dbsession.Poll(ctx, a.left, func() (bool, error) {
 		if s.Dead() {
 			return false, driver.ErrHeld
 		}
@@ -463,11 +448,11 @@ func (a *attempt) anyPermit(ctx context.Context, respect bool) (*hold, error) {
 	if respect {
 		gate = a.names.gate()
 	}
-	start := rand.IntN(a.r.Limit)
+	start, permit := rand.IntN(a.r.Limit), a.names.permits()
 	var claims []*dbsession.Claim
 	var names []string
 	for i := range a.r.Limit {
-		name := a.names.permit((start + i) % a.r.Limit)
+		name := permit((start + i) % a.r.Limit)
 		claim, err := a.b.pool.Claim(ctx, name, 0)
 		if err != nil {
 			return nil, err

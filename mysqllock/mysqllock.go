@@ -167,20 +167,14 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 		deadline = time.Now().Add(r.Wait)
 	}
 	a := &attempt{b: b, r: &r, deadline: deadline, names: namesOf(b.opt.Prefix + r.Resource)}
-	ask, ok := map[driver.Mode]func(context.Context) (*hold, error){
-		driver.Exclusive: a.exclusive, driver.Shared: a.shared, driver.Permit: a.permit,
-	}[r.Mode]
-	if !ok {
-		return driver.Grant{}, errors.ErrUnsupported
-	}
-	h, err := ask(ctx)
+	h, err := a.ask(ctx)
 	for tries := 1; errors.Is(err, driver.ErrLost) && tries < 3; tries++ {
-		h, err = ask(ctx) // the connection ended, and what was taken on it
+		h, err = a.ask(ctx) // the connection ended, and what was taken on it
 	}
 	if err != nil {
 		return driver.Grant{}, explain(err)
 	}
-	h.fence, h.owner, h.mode, h.since = a.names.fence(r.Mode), r.Owner, r.Mode, time.Now()
+	h.fence, h.owner, h.since = a.names.fence(r.Mode), r.Owner, time.Now()
 	token, err := b.count(ctx, h)
 	if err != nil {
 		return driver.Grant{}, errors.Join(err, h.Release(context.WithoutCancel(ctx)))
@@ -205,7 +199,6 @@ type hold struct {
 
 	fence string
 	owner driver.Owner
-	mode  driver.Mode
 	since time.Time
 	token uint64 // guarded by Backend.mu
 

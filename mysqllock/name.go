@@ -74,12 +74,15 @@ func hash(resource string) string {
 
 // names are those of the locks that one resource is made of.
 type names struct {
-	lock string // exclusive
-	hash string
+	resource string
+	lock     string // exclusive
 }
 
+// hash returns what the names of the places and permits have of the resource.
+func (n names) hash() string { return hash(n.resource) }
+
 func namesOf(resource string) names {
-	return names{lock: LockName(resource), hash: hash(resource)}
+	return names{resource: resource, lock: LockName(resource)}
 }
 
 // slots returns the names of the places of readers, or nil if there are none.
@@ -88,6 +91,7 @@ func (n names) slots(count int) []string {
 	if count <= 0 {
 		return nil
 	}
+	hash := n.hash()
 	var b strings.Builder
 	b.Grow(count * width)
 	for i := range count {
@@ -97,7 +101,7 @@ func (n names) slots(count int) []string {
 		b.WriteByte('0' + byte(i/10%10))
 		b.WriteByte('0' + byte(i%10))
 		b.WriteByte('/')
-		b.WriteString(n.hash)
+		b.WriteString(hash)
 	}
 	all := b.String()
 	slots := make([]string, count)
@@ -107,8 +111,11 @@ func (n names) slots(count int) []string {
 	return slots
 }
 
-// permit returns the name of one permit of the semaphore.
-func (n names) permit(i int) string { return fmt.Sprintf("%sp%d/%s", slotsStart, i, n.hash) }
+// permits returns how to name the permits of the semaphore.
+func (n names) permits() func(i int) string {
+	hash := n.hash()
+	return func(i int) string { return fmt.Sprintf("%sp%d/%s", slotsStart, i, hash) }
+}
 
 // gate returns the name of what the one holds who waits for a permit.
-func (n names) gate() string { return slotsStart + "wait/" + n.hash }
+func (n names) gate() string { return slotsStart + "wait/" + n.hash() }

@@ -58,7 +58,7 @@ func FuzzLockName(f *testing.F) {
 
 func TestNamesOfParts(t *testing.T) {
 	n := namesOf("Order")
-	parts := append(n.slots(64), n.permit(1<<30), n.gate(), n.lock)
+	parts := append(n.slots(64), n.permits()(1<<30), n.gate(), n.lock)
 	seen := make(map[string]bool)
 	for _, p := range parts {
 		if len(p) > maxName || p != strings.ToLower(p) || seen[p] {

@@ -124,7 +124,7 @@ func (b *ConnBackend) take(name string) error {
 func (b *ConnBackend) judge() error {
 	found := make(map[string]string)
 	err := b.session.use(func(c *dbsession.Conn) error {
-		return c.Each(showVariables, func(row []sqldriver.Value) { found[text(row[0])] = text(row[1]) })
+		return c.Each(showVariables, func(row []sqldriver.Value) { found[dbsession.Text(row[0])] = dbsession.Text(row[1]) })
 	})
 	if err == nil {
 		_, err = judge(found)

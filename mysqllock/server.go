@@ -88,7 +88,7 @@ func (s *server) refuse(why string) error {
 func (d *dialect) Setup(_ context.Context, c *dbsession.Conn, mark string, peer *dbsession.Identity) (int64, error) {
 	found := make(map[string]string, len(variables))
 	err := c.Each(showVariables, func(row []sqldriver.Value) {
-		found[text(row[0])] = text(row[1])
+		found[dbsession.Text(row[0])] = dbsession.Text(row[1])
 	})
 	if err != nil {
 		return 0, err
@@ -138,16 +138,4 @@ func (d *dialect) Setup(_ context.Context, c *dbsession.Conn, mark string, peer 
 		return 0, s.refuse("a lock that is held on one connection isn't seen on the next: is there a proxy or load balancer between that spreads connections over several servers?")
 	}
 	return id.Result, nil
-}
-
-func text(v sqldriver.Value) string {
-	switch v := v.(type) {
-	case nil:
-		return ""
-	case []byte:
-		return string(v)
-	case string:
-		return v
-	}
-	return fmt.Sprint(v)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/distlock-go/distlock/driver"
 	"github.com/distlock-go/distlock/drivertest"
 	"github.com/distlock-go/distlock/internal/dbsession"
+	"github.com/distlock-go/distlock/internal/faultproxy"
 )
 
 func TestDriver(t *testing.T) {
@@ -26,7 +27,7 @@ func TestDriver(t *testing.T) {
 
 // suite runs the conformance suite: with URLs, or with a pool of the caller's.
 func suite(t *testing.T, s *testServer, urls bool) {
-	proxies := make(map[driver.Backend]*faultyProxy)
+	proxies := make(map[driver.Backend]*faultproxy.Proxy)
 	var mu sync.Mutex
 	const parameters = "fence_table=fences&create_fence_table=true"
 	h := drivertest.Harness{
@@ -36,12 +37,12 @@ func suite(t *testing.T, s *testServer, urls bool) {
 			var b driver.Backend
 			if urls {
 				var err error
-				b, err = Open(context.Background(), s.url(p.addr(), parameters))
+				b, err = Open(context.Background(), s.url(p.Addr(), parameters))
 				if err != nil {
 					t.Fatal(err)
 				}
 			} else {
-				b = New(s.pool(t, p.addr()), &Options{FenceTable: "fences", CreateFenceTable: true})
+				b = New(s.pool(t, p.Addr()), &Options{FenceTable: "fences", CreateFenceTable: true})
 				// Cases have little patience with the first connection.
 				if _, err := b.(driver.Inspector).Holders(context.Background(), "warm-up", driver.Exclusive); err != nil {
 					t.Fatal(err)
@@ -59,8 +60,8 @@ func suite(t *testing.T, s *testServer, urls bool) {
 			mu.Lock()
 			defer mu.Unlock()
 			p := proxies[b]
-			p.set(true, false)
-			return func() { p.set(false, false) }
+			p.Set(true, false)
+			return func() { p.Set(false, false) }
 		},
 		Process: func(t testing.TB) []string {
 			return []string{childURL + "=" + s.url(s.addr, parameters)}

@@ -537,6 +537,19 @@ func (p *Pool) wrap(err error) error {
 
 var _ driver.Session = (*Session)(nil)
 
+// Text returns what the database sent as text; NULL is empty.
+func Text(v sqldriver.Value) string {
+	switch v := v.(type) {
+	case nil:
+		return ""
+	case []byte:
+		return string(v)
+	case string:
+		return v
+	}
+	return fmt.Sprint(v)
+}
+
 // Set sets the result to what the database sent.
 func (st *Step) Set(v sqldriver.Value) error {
 	st.Null, st.Result = false, 0

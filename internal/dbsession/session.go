@@ -113,9 +113,8 @@ func (p *Pool) grow() {
 	if p.growing || p.closed {
 		return
 	}
-	total, shared, full := 0, 0, 0
+	shared, full := 0, 0
 	for _, s := range p.sessions {
-		total++
 		if s.state == sessionShared {
 			shared++
 			if s.holds >= crowd*shared {
@@ -124,7 +123,7 @@ func (p *Pool) grow() {
 		}
 	}
 	wanted := shared == 0 && len(p.queue) > 0 || shared > 0 && shared < atOnce && len(p.queue) >= growAt || shared > 0 && full == shared
-	if !wanted || total+p.opening >= p.maxSessions() {
+	if !wanted || len(p.sessions)+p.opening >= p.maxSessions() {
 		return
 	}
 	p.opening++

@@ -5,7 +5,36 @@ import (
 	"errors"
 	"math/rand/v2"
 	"time"
+
+	"github.com/distlock-go/distlock/driver"
 )
+
+const (
+	pollFirst = 2 * time.Millisecond
+	pollLast  = 50 * time.Millisecond
+)
+
+// Poll asks, with growing pauses, until the answer is yes. When nothing is left of
+// the time the error is ErrHeld.
+func Poll(ctx context.Context, left func() time.Duration, ask func() (bool, error)) error {
+	for pause := pollFirst; ; pause = min(2*pause, pollLast) {
+		yes, err := ask()
+		if err != nil || yes {
+			return err
+		}
+		rest := left()
+		if rest <= 0 {
+			return driver.ErrHeld
+		}
+		timer := time.NewTimer(min(pause/2+rand.N(pause), rest))
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return context.Cause(ctx)
+		}
+	}
+}
 
 // A polledWait waits without a session of its own.
 type polledWait struct {
