@@ -3,6 +3,7 @@ package tdstest_test
 import (
 	"context"
 	"database/sql"
+	sqldriver "database/sql/driver"
 	"errors"
 	"fmt"
 	"net/url"
@@ -308,7 +309,9 @@ func TestTransactions(t *testing.T) {
 	if n := srv.Locks(); n != 1 {
 		t.Errorf("%d locks within the transaction", n)
 	}
-	c.Raw(func(dc any) error { return dc.(*mssql.Conn).Close() })
+	// database/sql closes it then, once: go-mssqldb gives two connections one
+	// buffer after one was closed twice.
+	c.Raw(func(any) error { return sqldriver.ErrBadConn })
 	free(srv)
 }
 
