@@ -119,7 +119,7 @@ func (l *Locker) enter(ctx context.Context, h *holding, resource string, r *requ
 		Name: resource, Mode: r.mode, Limit: r.limit, Wait: r.left(), Gate: l.gate, Waiting: waiting,
 	}
 	if waiting != nil {
-		q.Orphaned = func(baton any) { l.giveUp(baton.(*tenure), h, nil) }
+		q.Orphaned = func(baton any) { l.passOrGiveUp(baton.(*tenure), h) }
 	}
 	a, err := l.queue.Enter(ctx, &h.place, q)
 	if err != nil {
@@ -183,9 +183,20 @@ func (l *Locker) askFromPlace(ctx context.Context, h *holding, resource string, 
 		}
 	}
 	if t, ok := admission.Baton.(*tenure); ok {
-		done, err := l.takeOver(ctx, t, h, r)
-		if done || err != nil {
-			return done, err
+		if err := l.stopped(ctx, true); err != nil {
+			l.passOrGiveUp(t, h)
+			return false, err
+		}
+		if held, err := l.share(t, h, succeed); held || err != nil {
+			return held, err
+		}
+	} else if t, ok := l.queue.Joint(&h.place).(*tenure); ok && l.mayGoOn(t) {
+		if err := l.stopped(ctx, contended); err != nil {
+			l.queue.Leave(&h.place)
+			return false, err
+		}
+		if held, err := l.share(t, h, join); held || err != nil {
+			return held, err
 		}
 	}
 	req := driver.Request{
@@ -218,17 +229,20 @@ func (l *Locker) askFromPlace(ctx context.Context, h *holding, resource string, 
 			return false, err
 		}
 		refusal = answer{}
-		t := &tenure{hold: a.grant.Hold, token: a.grant.Token, since: time.Now()}
-		if err := l.stopped(ctx, contended); err != nil {
-			l.giveUp(t, h, nil)
+		t := &tenure{hold: a.grant.Hold, since: time.Now(), holders: []*holding{h}}
+		if t.token, err = fencingToken(a.grant.Token); err == nil {
+			err = l.stopped(ctx, contended)
+		}
+		if err != nil {
+			l.giveUp(t, h)
 			return false, err
 		}
-		if l.attach(t, a.grant.Session, a.sent, h) {
-			return false, l.beginTenure(h, t, a.grant.Token)
+		if l.attach(t, a.grant.Session, a.sent) {
+			return false, l.beginTenure(h, t, t.token)
 		}
 		// The session ended between the store's answer and here.
 		if r.left() <= 0 {
-			l.giveUp(t, h, nil)
+			l.giveUp(t, h)
 			return false, fmt.Errorf("%w: the session ended while it was granted", ErrLost)
 		}
 		if err := l.giveBackFirst(ctx, r, t, h); err != nil {
@@ -242,13 +256,30 @@ func (l *Locker) askFromPlace(ctx context.Context, h *holding, resource string, 
 	}
 }
 
-// beginTenure makes h the holder of t and lets the next in the queue go on.
+// share makes h a holder of a tenure that another holding had, or has. If it
+// reports false without an error, the tenure is gone, and the place in the queue is
+// still h's to ask the store from.
+func (l *Locker) share(t *tenure, h *holding, c claim) (held bool, err error) {
+	token, ok := t.admit(h, c)
+	if !ok {
+		return false, nil
+	}
+	err = l.beginTenure(h, t, token)
+	return err == nil, err
+}
+
+// beginTenure makes h, which is among the holders of t, a holding, and lets the
+// next in the queue go on.
 func (l *Locker) beginTenure(h *holding, t *tenure, token uint64) error {
 	if err := h.begin(t, token); err != nil {
-		l.giveUp(t, h, nil)
+		if last, _ := t.leave(h); last {
+			l.giveUp(t, h)
+		} else {
+			l.queue.Leave(&h.place)
+		}
 		return err
 	}
-	l.queue.Settle(&h.place)
+	l.queue.Settle(&h.place, t)
 	return nil
 }
 
@@ -278,45 +309,6 @@ func (l *Locker) stopped(ctx context.Context, contended bool) error {
 		return ended(ctx, contended)
 	}
 	return nil
-}
-
-// takeOver makes h the next holder of a tenure that was passed on. If done is
-// false and err is nil, the tenure is gone, and the place in the queue is still
-// h's to ask the store from.
-func (l *Locker) takeOver(ctx context.Context, t *tenure, h *holding, r *request) (done bool, err error) {
-	if err := l.stopped(ctx, true); err != nil {
-		l.giveUp(t, h, nil)
-		return false, err
-	}
-	token := uint64(0)
-	if passer, ok := t.hold.(driver.Passer); ok {
-		limit := max(r.left(), leastAnswer)
-		a, pending, err := l.askOnce(ctx, r, true, limit, func(ctx context.Context, _ time.Duration, _ bool) (driver.Grant, error) {
-			token, err := passer.Pass(ctx)
-			return driver.Grant{Token: token}, err
-		}, 0, false)
-		if pending != nil {
-			returned := make(chan struct{})
-			go func() {
-				<-pending
-				close(returned)
-			}()
-			l.giveUp(t, h, returned)
-			return false, err
-		}
-		if err != nil {
-			return false, l.giveBackFirst(ctx, r, t, h)
-		}
-		token = a.grant.Token
-	}
-	if !l.reattach(t, h) {
-		return false, nil
-	}
-	t.passed++
-	if err := l.beginTenure(h, t, token); err != nil {
-		return false, err
-	}
-	return true, nil
 }
 
 // An answer is what the store says to one question.
@@ -374,7 +366,7 @@ func (l *Locker) ask(ctx context.Context, r *request, contended bool, waiting fu
 		if polling {
 			nap := jitter(pause)
 			if inherited {
-				age := now().since(a.sent)
+				age := l.now().since(a.sent)
 				nap = max(nap-age, 0)
 				if nap >= left && age+left <= leastAnswer {
 					// A last try would come right after that of the one before.
@@ -404,7 +396,7 @@ func (l *Locker) ask(ctx context.Context, r *request, contended bool, waiting fu
 // askOnce puts one question and waits for the answer until limit has passed.
 func (l *Locker) askOnce(ctx context.Context, r *request, contended bool, limit time.Duration, q question, wait time.Duration, queue bool) (a answer, pending <-chan answer, err error) {
 	if wait == 0 && l.inTime(ctx, limit) {
-		a := put(ctx, q, wait, queue)
+		a := l.put(ctx, q, wait, queue)
 		return a, nil, a.err
 	}
 	// The question has a context of its own, which ends when nobody waits for the
@@ -415,7 +407,7 @@ func (l *Locker) askOnce(ctx context.Context, r *request, contended bool, limit 
 		asking, cancel = context.WithCancelCause(asking)
 	}
 	answers := make(chan answer, 1)
-	go func() { answers <- put(asking, q, wait, queue) }()
+	go func() { answers <- l.put(asking, q, wait, queue) }()
 	var over <-chan time.Time
 	if limit != driver.Forever {
 		timer := time.NewTimer(limit)
@@ -440,11 +432,11 @@ func (l *Locker) askOnce(ctx context.Context, r *request, contended bool, limit 
 }
 
 // put puts the question.
-func put(ctx context.Context, q question, wait time.Duration, queue bool) answer {
-	a := answer{sent: now()}
+func (l *Locker) put(ctx context.Context, q question, wait time.Duration, queue bool) answer {
+	a := answer{sent: l.now()}
 	a.grant, a.err = q(ctx, wait, queue)
 	if !a.grant.Sent.IsZero() {
-		a.sent = now().at(a.grant.Sent)
+		a.sent = l.now().at(a.grant.Sent)
 	}
 	return a
 }

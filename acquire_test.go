@@ -553,7 +553,6 @@ func TestP18_CancelledWaiterSwallowsNoGrant(t *testing.T) {
 				return driver.Grant{}, false, nil
 			}
 			s.release = func(context.Context, *hold) error { time.Sleep(time.Millisecond); return nil }
-			s.pass = func(context.Context) error { time.Sleep(time.Millisecond); return nil }
 			l := newLocker(t, s, nil)
 			first := mustAcquire(t, l, "a")
 			ctx, cancel := context.WithCancel(t.Context())

@@ -215,7 +215,8 @@ func (l *Locker) Do(ctx context.Context, resource string, fn func(ctx context.Co
 // Holders returns who holds the resource now, as far as the store and its
 // permissions tell; none if it is free. Of the options it takes Semaphore,
 // which asks for the holders of permits. It is for people: what it says may be
-// over when it is read.
+// over when it is read. It knows whom the store granted the resource to: who got it
+// from there within that process has a token that is a little larger.
 //
 // The error matches errors.ErrUnsupported if the backend can't tell.
 func (l *Locker) Holders(ctx context.Context, resource string, opts ...AcquireOption) ([]driver.Holder, error) {
@@ -231,6 +232,12 @@ func (l *Locker) Holders(ctx context.Context, resource string, opts ...AcquireOp
 	var holders []driver.Holder
 	if err == nil {
 		holders, err = inspector.Holders(ctx, resource, r.mode)
+	}
+	for i := range holders {
+		if l.inProcess || err != nil {
+			break
+		}
+		holders[i].Token, err = fencingToken(holders[i].Token)
 	}
 	if err != nil {
 		return nil, &Error{Op: "inspect", Backend: l.name, Resource: resource, Err: err}

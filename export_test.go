@@ -8,9 +8,9 @@ import (
 var skew atomic.Int64
 
 func init() {
-	unskewed := now
-	now = func() reading {
-		r := unskewed()
+	unskewed := clocks
+	clocks = func(boot bool) reading {
+		r := unskewed(boot)
 		r.boot += time.Duration(skew.Load())
 		return r
 	}

@@ -13,16 +13,6 @@ import (
 	"github.com/distlock-go/distlock/driver"
 )
 
-// A tenure is one grant of the store, from its arrival until it is given back.
-// Passed on from one holding to the next, it is what stays.
-type tenure struct {
-	hold   driver.Hold
-	keeper *keeper // nil: the session can't end
-	token  uint64  // of the grant; 0: none
-	since  time.Time
-	passed int
-}
-
 // A keeper keeps one session alive for all tenures that hang on it.
 type keeper struct {
 	locker  *Locker
@@ -30,10 +20,9 @@ type keeper struct {
 	lease   driver.Lease
 	margin  time.Duration
 
-	// Guarded by Locker.keepersMu. A nil holding: the tenure is between two. When
-	// the last has gone, the keeper is of no use any more; that of a pooled session
-	// stays until it has something to do.
-	holders  map[*tenure]*holding
+	// Guarded by Locker.keepersMu. When the last tenure has gone, the keeper is of
+	// no use any more; that of a pooled session stays until it has something to do.
+	tenures  map[*tenure]struct{}
 	renewing bool
 	stopping bool
 	asleep   *time.Timer // starts the keeper's goroutine; nil: it was started at once
@@ -59,7 +48,7 @@ const longestNap = time.Second
 
 // attach hangs the tenure on its session, which is known to have lived at
 // sent. It reports false if the session has ended already.
-func (l *Locker) attach(t *tenure, s driver.Session, sent reading, h *holding) bool {
+func (l *Locker) attach(t *tenure, s driver.Session, sent reading) bool {
 	if s == nil {
 		return true
 	}
@@ -67,14 +56,14 @@ func (l *Locker) attach(t *tenure, s driver.Session, sent reading, h *holding) b
 	defer l.keepersMu.Unlock()
 	k := l.keepers[s]
 	switch {
-	case k != nil && (k.lost() || len(k.holders) > 0 && k.expired()):
+	case k != nil && (k.lost() || len(k.tenures) > 0 && k.expired()):
 		return false
-	case k != nil && len(k.holders) == 0 && !k.stopping:
+	case k != nil && len(k.tenures) == 0 && !k.stopping:
 		k.confirm(sent)
 		if k.expired() {
 			return false
 		}
-	case k == nil || len(k.holders) == 0:
+	case k == nil || len(k.tenures) == 0:
 		var before <-chan struct{}
 		if k != nil {
 			before = k.stopped
@@ -88,7 +77,7 @@ func (l *Locker) attach(t *tenure, s driver.Session, sent reading, h *holding) b
 		}
 		k = &keeper{
 			locker: l, session: s, lease: lease, margin: lease.TTL / marginPart,
-			holders: make(map[*tenure]*holding),
+			tenures: make(map[*tenure]struct{}),
 			valid:   sent, stopped: make(chan struct{}),
 		}
 		if k.expired() {
@@ -106,23 +95,7 @@ func (l *Locker) attach(t *tenure, s driver.Session, sent reading, h *holding) b
 		}
 	}
 	t.keeper = k
-	k.holders[t] = h
-	return true
-}
-
-// reattach gives the tenure, on its way from one holding to another, its new
-// holder (or none, while it is on its way). It reports false if the session
-// has ended.
-func (l *Locker) reattach(t *tenure, h *holding) bool {
-	if t.keeper == nil {
-		return true
-	}
-	l.keepersMu.Lock()
-	defer l.keepersMu.Unlock()
-	if _, ok := t.keeper.holders[t]; !ok || t.keeper.expired() {
-		return false
-	}
-	t.keeper.holders[t] = h
+	k.tenures[t] = struct{}{}
 	return true
 }
 
@@ -135,11 +108,11 @@ func (l *Locker) detach(t *tenure) *keeper {
 	}
 	l.keepersMu.Lock()
 	defer l.keepersMu.Unlock()
-	if _, ok := k.holders[t]; !ok {
+	if _, ok := k.tenures[t]; !ok {
 		return nil
 	}
-	delete(k.holders, t)
-	if len(k.holders) > 0 || k.lease.Pooled && !k.renewing {
+	delete(k.tenures, t)
+	if len(k.tenures) > 0 || k.lease.Pooled && !k.renewing {
 		return nil
 	}
 	if k.end(); k.ended() {
@@ -190,7 +163,7 @@ func (l *Locker) stopIdle(ctx context.Context) {
 func (k *keeper) idle() bool {
 	k.locker.keepersMu.Lock()
 	defer k.locker.keepersMu.Unlock()
-	if len(k.holders) > 0 {
+	if len(k.tenures) > 0 {
 		return false
 	}
 	k.end()
@@ -202,7 +175,7 @@ func (k *keeper) idle() bool {
 func (k *keeper) beginRenewal() bool {
 	k.locker.keepersMu.Lock()
 	defer k.locker.keepersMu.Unlock()
-	k.renewing = len(k.holders) > 0
+	k.renewing = len(k.tenures) > 0
 	return k.renewing
 }
 
@@ -283,12 +256,12 @@ func (k *keeper) run(running, renewing context.Context, before <-chan struct{}) 
 				k.lose(err)
 			default:
 				go k.renewalFailed(err) // it calls application code
-				dueFrom, pause = now(), jitter(backoff)
+				dueFrom, pause = k.locker.now(), jitter(backoff)
 				backoff = min(2*backoff, k.attemptTimeout())
 			}
 		case <-timer.C:
 		}
-		expired, due := k.expired(), now().since(dueFrom) >= pause
+		expired, due := k.expired(), k.locker.now().since(dueFrom) >= pause
 		if (expired || due) && k.idle() {
 			continue // it has been told to stop
 		}
@@ -303,7 +276,7 @@ func (k *keeper) run(running, renewing context.Context, before <-chan struct{}) 
 			return
 		}
 		if due && done == nil && k.beginRenewal() {
-			done, sent = make(chan renewal, 1), now()
+			done, sent = make(chan renewal, 1), k.locker.now()
 			go func() {
 				ctx, cancel := context.WithTimeout(renewing, k.attemptTimeout())
 				defer cancel()
@@ -316,7 +289,7 @@ func (k *keeper) run(running, renewing context.Context, before <-chan struct{}) 
 
 // nap returns how long the keeper may sleep.
 func (k *keeper) nap(dueFrom reading, pause time.Duration) time.Duration {
-	n := now()
+	n := k.locker.now()
 	nap := pause - n.since(dueFrom)
 	if k.lease.TTL > 0 {
 		nap = min(nap, k.left(n), longestNap)
@@ -349,11 +322,14 @@ func (k *keeper) confirm(sent reading) {
 	k.valid = sent
 }
 
-func (k *keeper) lost() bool {
+// lossErr returns why the session is lost, or nil.
+func (k *keeper) lossErr() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.err != nil
+	return k.err
 }
+
+func (k *keeper) lost() bool { return k.lossErr() != nil }
 
 // left returns how long the session can be relied on, without a clock that
 // says otherwise.
@@ -365,7 +341,7 @@ func (k *keeper) left(n reading) time.Duration {
 }
 
 func (k *keeper) expired() bool {
-	return k.lease.TTL > 0 && k.left(now()) <= 0 || k.lost()
+	return k.lease.TTL > 0 && k.left(k.locker.now()) <= 0 || k.lost()
 }
 
 // lose ends all holdings on the session. The holders are told first, and the
@@ -374,21 +350,23 @@ func (k *keeper) expired() bool {
 func (k *keeper) lose(err error) {
 	l := k.locker
 	l.keepersMu.Lock()
-	holders := k.holders
-	if len(holders) == 0 { // lost already, or given back
+	tenures := k.tenures
+	if len(tenures) == 0 { // lost already, or given back
 		l.keepersMu.Unlock()
 		return
 	}
-	k.holders = nil
+	k.tenures = nil
 	k.mu.Lock()
 	k.err = err
 	k.mu.Unlock()
 	l.keepersMu.Unlock()
 
 	var lost []*holding
-	for _, h := range holders {
-		if h != nil && h.endAsLost(err) {
-			lost = append(lost, h)
+	for t := range tenures {
+		for _, h := range t.end() {
+			if h.endAsLost(err) {
+				lost = append(lost, h)
+			}
 		}
 	}
 	// The caller may be application code that asks Err, and the rest calls
@@ -407,18 +385,17 @@ func (k *keeper) renewalFailed(err error) {
 	l := k.locker
 	l.keepersMu.Lock()
 	var resource string
-	for _, h := range k.holders {
-		if h != nil {
-			resource = h.resource()
+	for t := range k.tenures {
+		if resource = t.resource(); resource != "" {
 			break
 		}
 	}
-	n := len(k.holders)
+	n := len(k.tenures)
 	l.keepersMu.Unlock()
 	if n == 0 {
 		return
 	}
-	left := k.left(now())
+	left := k.left(k.locker.now())
 	l.report("renewal failed", l.options.Trace.RenewalFailed, Event{
 		Backend: l.name, Resource: resource, Duration: left, Err: err,
 	})

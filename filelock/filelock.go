@@ -339,13 +339,6 @@ func (h *hold) Release(context.Context) error {
 	return nil // whatever hid the file's name, the lock is off it
 }
 
-// Pass returns a new token for the next owner.
-func (h *hold) Pass(ctx context.Context) (uint64, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.count(ctx, h.mode)
-}
-
 // Abandon frees what is left.
 func (h *hold) Abandon() {
 	h.mu.Lock()

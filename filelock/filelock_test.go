@@ -285,19 +285,6 @@ func TestClose(t *testing.T) {
 	release(t, acquire(t, openDir(t, dir), driver.Exclusive, "a"))
 }
 
-func TestPass(t *testing.T) {
-	b := openDir(t, t.TempDir())
-	g := acquire(t, b, driver.Exclusive, "a")
-	token, err := g.Hold.(driver.Passer).Pass(t.Context())
-	if err != nil || token <= g.Token {
-		t.Errorf("token %d after %d, %v", token, g.Token, err)
-	}
-	release(t, g)
-	if _, err := g.Hold.(driver.Passer).Pass(t.Context()); !errors.Is(err, driver.ErrLost) {
-		t.Errorf("after release: %v", err)
-	}
-}
-
 func TestFenceText(t *testing.T) {
 	b := openDir(t, t.TempDir())
 	before := time.Now()

@@ -144,8 +144,6 @@ func (h *hold) Release(context.Context) error {
 	return nil
 }
 
-func (h *hold) Pass(context.Context) (uint64, error) { return h.backend.queue.Renew(&h.place), nil }
-
 func (h *hold) Upgrade(ctx context.Context, wait time.Duration) (uint64, error) {
 	_, err := h.backend.queue.Upgrade(ctx, &h.place, wait, h.backend.gate)
 	switch {

@@ -67,6 +67,7 @@ type entry struct {
 	sharers   map[*Place]struct{} // the holders of shared locks, or of permits
 	unsettled *Place              // admitted, and not to be joined by others yet
 	contended bool                // and it is known that the store won't have it at once
+	joint     any                 // what the last sharer settled with
 
 	upgrade    *waiter // the upgrader's wish, which goes before all waiters
 	head, tail *waiter
@@ -120,15 +121,6 @@ func (p *Place) Token() uint64 {
 	s := p.entry.shard
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return p.token
-}
-
-// Renew gives the place a new and larger token and returns it.
-func (q *Queue) Renew(p *Place) uint64 {
-	s := p.entry.shard
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	p.token = q.tokens.Add(1)
 	return p.token
 }
 
@@ -280,15 +272,34 @@ func (w *waiter) wait(ctx context.Context, d time.Duration, g *Gate) error {
 	}
 }
 
-// Settle lets others of the name go on: p holds.
-func (q *Queue) Settle(p *Place) {
+// Settle lets others of the name go on: p holds. If p is shared, joint is what
+// Joint returns to those who come beside it.
+func (q *Queue) Settle(p *Place, joint any) {
 	e := p.entry
 	e.shard.mu.Lock()
 	defer e.shard.mu.Unlock()
+	if p.in && p.mode == driver.Shared {
+		e.joint = joint
+	}
 	if e.unsettled == p {
 		e.unsettled = nil
 		q.advance(e)
 	}
+}
+
+// Joint returns what the last of the shared places that are in has settled with,
+// if p is shared and there is one, else nil.
+func (q *Queue) Joint(p *Place) any {
+	e := p.entry
+	if e.permit {
+		return nil
+	}
+	e.shard.mu.Lock()
+	defer e.shard.mu.Unlock()
+	if p.mode != driver.Shared {
+		return nil
+	}
+	return e.joint
 }
 
 // Contend notes that p, which isn't settled, has to wait for others than those
@@ -338,12 +349,14 @@ func (q *Queue) Pass(p *Place, baton any) bool {
 	e.shard.mu.Lock()
 	defer e.shard.mu.Unlock()
 	w := e.head
-	if !p.in || w == nil || w.place.mode != p.mode || w.place.limit != p.limit || e.upgrade != nil || e.unsettled != nil {
+	if !p.in || w == nil || w.place.mode != p.mode || w.place.limit != p.limit || e.upgrade != nil || e.unsettled != nil && e.unsettled != p {
 		return false
 	}
+	unsettled := e.unsettled
 	e.remove(p)
 	if !e.admissible(w.place) {
 		e.add(p)
+		e.unsettled = unsettled
 		return false
 	}
 	w.baton = baton
@@ -547,6 +560,9 @@ func (e *entry) remove(p *Place) {
 	switch p.mode {
 	case driver.Shared, driver.Permit:
 		delete(e.sharers, p)
+		if len(e.sharers) == 0 {
+			e.joint = nil
+		}
 	case driver.Upgradeable:
 		e.upgrader = nil
 	default:

@@ -155,7 +155,7 @@ func TestNamesAreForgotten(t *testing.T) {
 		r := request(driver.Mode(i%4), g)
 		r.Name = fmt.Sprint(i)
 		p := enter(t, q, r)
-		q.Settle(p)
+		q.Settle(p, nil)
 		if _, err := q.Enter(t.Context(), &Place{}, Request{Name: r.Name, Mode: r.Mode, Limit: 1, Gate: g}); err == nil != (r.Mode == driver.Shared) {
 			t.Fatalf("a second %v: %v", r.Mode, err)
 		}
@@ -274,7 +274,7 @@ func TestPassGoesToTheNextOfTheSameKind(t *testing.T) {
 		if q.Pass(holder, "baton") {
 			t.Fatal("passed before it was settled")
 		}
-		q.Settle(holder)
+		q.Settle(holder, nil)
 		if q.Pass(holder, "baton") {
 			t.Fatal("passed to nobody")
 		}
@@ -283,7 +283,7 @@ func TestPassGoesToTheNextOfTheSameKind(t *testing.T) {
 		if !q.Pass(holder, "baton") || !next.in(t) || next.a.Baton != "baton" {
 			t.Fatal("not passed to the next")
 		}
-		if q.Settle(&next.place); q.Pass(&next.place, "baton") {
+		if q.Settle(&next.place, nil); q.Pass(&next.place, "baton") {
 			t.Fatal("an exclusive holding was passed to a reader")
 		}
 		q.Leave(&next.place)
@@ -301,7 +301,7 @@ func TestOneByOne(t *testing.T) {
 		if second.in(t) {
 			t.Fatal("a second reader is in before the first was settled")
 		}
-		q.Settle(first)
+		q.Settle(first, nil)
 		if !second.in(t) {
 			t.Fatal("not in after that")
 		}
@@ -372,7 +372,7 @@ func TestModel(t *testing.T) {
 							cancel()
 							continue
 						}
-						q.Settle(&p)
+						q.Settle(&p, nil)
 						n := map[driver.Mode]*atomic.Int32{
 							driver.Exclusive: &s.writers, driver.Shared: &s.readers,
 							driver.Upgradeable: &s.upgradeable, driver.Permit: &s.permits,
@@ -439,11 +439,11 @@ func TestTriesBesideAnUnsettledPlace(t *testing.T) {
 		second := startEnter(t, q, try(driver.Permit, g))
 		third := startEnter(t, q, try(driver.Permit, g))
 		fourth := startEnter(t, q, try(driver.Permit, g))
-		q.Settle(first)
+		q.Settle(first, nil)
 		if !second.in(t) || second.a.Waited || third.in(t) {
 			t.Fatal("one after the other")
 		}
-		q.Settle(&second.place)
+		q.Settle(&second.place, nil)
 		if !third.in(t) {
 			t.Fatal("the third is not in")
 		}
