@@ -46,39 +46,46 @@ func (l *Locker) acquire(ctx context.Context, resource string, r *request) (*Loc
 	if trace.Acquiring != nil {
 		ctx = trace.Acquiring(ctx, e)
 	}
-	waiting := func() {
-		if trace.Waiting != nil {
-			trace.Waiting(ctx, e)
-		}
+	var waiting func()
+	if trace.Waiting != nil {
+		ctx, e := ctx, e
+		waiting = func() { trace.Waiting(ctx, e) }
 	}
 	h := l.newHolding()
 	var err error
 	if l.inProcess {
 		err = l.enterInProcess(ctx, h, resource, r, waiting)
 	} else {
+		r.startAt(start)
 		e.Passed, err = l.acquireFromStore(ctx, h, resource, r, waiting)
 	}
-	e.Duration = time.Since(start)
 	var lock *Lock
 	if err == nil {
 		lock = &Lock{holding: h}
-		e.Token, _ = lock.Token()
 		h.watchFor(lock)
 	} else {
 		err = l.fail(resource, err)
 		e.Err = err
 	}
 	if trace.Acquired != nil {
-		told := false
-		defer func() {
-			if !told && lock != nil { // it panicked, and nobody will get the lock
-				_ = lock.Release()
-			}
-		}()
-		trace.Acquired(ctx, e)
-		told = true
+		e.Duration = time.Since(start)
+		if lock != nil {
+			e.Token, _ = lock.Token()
+		}
+		l.tellAcquired(ctx, e, lock)
 	}
 	return lock, err
+}
+
+func (l *Locker) tellAcquired(ctx context.Context, e Event, lock *Lock) {
+	told := false
+	defer func() {
+		if !told && lock != nil { // it panicked, and nobody will get the lock
+			_ = lock.Release()
+		}
+	}()
+	l.options.Trace.Acquired(ctx, e)
+	told = true
 }
 
 // acquireInProcess is acquire for an in-process store and nobody who watches:
@@ -154,8 +161,8 @@ func timedOut(r *request, contended bool) error {
 // acquireFromStore makes h a holding of the store, and reports whether it was
 // passed on by the holder before.
 func (l *Locker) acquireFromStore(ctx context.Context, h *holding, resource string, r *request, waiting func()) (passed bool, err error) {
-	defer l.work()()
-	r.start()
+	l.begin()
+	defer l.end()
 	admission, err := l.enter(ctx, h, resource, r, waiting)
 	if err != nil {
 		return false, err
@@ -174,14 +181,6 @@ func (l *Locker) acquireFromStore(ctx context.Context, h *holding, resource stri
 // askFromPlace is acquireFromStore from the place in the queue that h has. After
 // an error it hasn't any more, or not for long.
 func (l *Locker) askFromPlace(ctx context.Context, h *holding, resource string, r *request, admission queue.Admission, waiting func()) (passed bool, err error) {
-	contended := admission.Waited
-	noteWaiting := func() {
-		if !contended {
-			contended = true
-			l.queue.Contend(&h.place)
-			waiting()
-		}
-	}
 	if t, ok := admission.Baton.(*tenure); ok {
 		if err := l.stopped(ctx, true); err != nil {
 			l.passOrGiveUp(t, h)
@@ -190,13 +189,24 @@ func (l *Locker) askFromPlace(ctx context.Context, h *holding, resource string, 
 		if held, err := l.share(t, h, succeed); held || err != nil {
 			return held, err
 		}
-	} else if t, ok := l.queue.Joint(&h.place).(*tenure); ok && l.mayGoOn(t) {
-		if err := l.stopped(ctx, contended); err != nil {
+	} else if t := l.joint(h, r); t != nil && l.mayGoOn(t) {
+		if err := l.stopped(ctx, admission.Waited); err != nil {
 			l.queue.Leave(&h.place)
 			return false, err
 		}
 		if held, err := l.share(t, h, join); held || err != nil {
 			return held, err
+		}
+	}
+	contended := admission.Waited
+	noteWaiting := func() {
+		if contended {
+			return
+		}
+		contended = true
+		l.queue.Contend(&h.place)
+		if waiting != nil {
+			waiting()
 		}
 	}
 	req := driver.Request{
@@ -254,6 +264,16 @@ func (l *Locker) askFromPlace(ctx context.Context, h *holding, resource string, 
 		}
 		req.Owner = l.newOwner() // what is still done about the grant before must not hit the next
 	}
+}
+
+// joint returns the tenure that other readers of the resource have, if h is to be
+// one more.
+func (l *Locker) joint(h *holding, r *request) *tenure {
+	if r.mode != driver.Shared {
+		return nil
+	}
+	t, _ := l.queue.Joint(&h.place).(*tenure)
+	return t
 }
 
 // share makes h a holder of a tenure that another holding had, or has. If it

@@ -64,7 +64,6 @@ func New(b driver.Backend, o *Options) *Locker {
 		pollMax: info.PollMax,
 		leases:  info.MaxTTL > 0,
 		bound:   info.AnswersWithin,
-		gate:    queue.NewGate(),
 		keepers: make(map[driver.Session]*keeper),
 
 		finished: make(chan struct{}),
@@ -77,6 +76,7 @@ func New(b driver.Backend, o *Options) *Locker {
 	} else {
 		l.queue = queue.New(true)
 	}
+	l.gate = l.queue.NewGate()
 	l.owner = driver.Owner{PID: os.Getpid(), Program: filepath.Base(os.Args[0]), Note: l.options.Note}
 	l.owner.Host, _ = os.Hostname() // for people's eyes; nothing depends on it
 	rand.Read(l.owner.ID[:8])
@@ -330,27 +330,28 @@ func (l *Locker) report(what string, trace func(Event), e Event) {
 	l.options.Logger.Warn("distlock: "+what, attrs...)
 }
 
-// work makes Close wait until done is called.
-func (l *Locker) work() (done func()) {
+// begin makes Close wait until end is called.
+func (l *Locker) begin() {
 	l.busyMu.Lock()
 	defer l.busyMu.Unlock()
 	l.busy++
-	return func() {
-		l.busyMu.Lock()
-		defer l.busyMu.Unlock()
-		l.busy--
-		if l.busy == 0 && l.idle != nil {
-			close(l.idle)
-			l.idle = nil
-		}
+}
+
+func (l *Locker) end() {
+	l.busyMu.Lock()
+	defer l.busyMu.Unlock()
+	l.busy--
+	if l.busy == 0 && l.idle != nil {
+		close(l.idle)
+		l.idle = nil
 	}
 }
 
 // inBackground runs f in a goroutine that Close waits for.
 func (l *Locker) inBackground(f func()) {
-	done := l.work()
+	l.begin()
 	go func() {
-		defer done()
+		defer l.end()
 		f()
 	}()
 }

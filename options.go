@@ -180,8 +180,10 @@ func (r *request) left() time.Duration {
 
 // start starts the clock of the timeout, if it isn't running already. Until
 // then all of the time is left; who needs the time once only can do without.
-func (r *request) start() {
+func (r *request) start() { r.startAt(time.Now()) }
+
+func (r *request) startAt(t time.Time) {
 	if r.timeout != driver.Forever && r.deadline.IsZero() {
-		r.deadline = time.Now().Add(r.timeout)
+		r.deadline = t.Add(r.timeout)
 	}
 }

@@ -24,8 +24,7 @@ func (h *holding) release(ctx context.Context) error {
 		if unwatched {
 			return nil
 		}
-		<-m.released
-		return m.result
+		return h.awaitRelease(m.watched)
 	case unwatched:
 		l.queue.Leave(&h.place)
 		return nil
@@ -42,13 +41,36 @@ func (h *holding) release(ctx context.Context) error {
 	} else {
 		err = h.leave(ctx, m.tenure)
 	}
-	m.result = err
-	close(m.released)
+	h.releasedWith(m.watched, err)
 	if trace != nil {
 		e.Err = err
 		trace(e)
 	}
 	return err
+}
+
+// releasedWith notes the result of the release, for all who called it.
+func (h *holding) releasedWith(w *watched, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	w.released, w.result = true, err
+	if w.through != nil {
+		close(w.through)
+	}
+}
+
+// awaitRelease returns the result of the release that another call makes.
+func (h *holding) awaitRelease(w *watched) error {
+	h.mu.Lock()
+	if !w.released && w.through == nil {
+		w.through = make(chan struct{})
+	}
+	released, through := w.released, w.through
+	h.mu.Unlock()
+	if !released {
+		<-through
+	}
+	return w.result
 }
 
 // watchFor arranges for dropped to be called when lock is dropped.

@@ -494,6 +494,56 @@ func TestP16_DroppedLockIsReportedAndItsRenewalStops(t *testing.T) {
 	}
 }
 
+// Whatever function acquires, the site is the application's line.
+func TestP16_SiteIsWhereTheApplicationCalls(t *testing.T) {
+	for _, b := range []driver.Backend{newStore(), locallock.New()} {
+		var site string
+		l := distlock.New(b, &distlock.Options{Trace: &distlock.Trace{Released: func(e distlock.Event) { site = e.Site }}})
+		defer l.Close()
+		for name, call := range map[string]func() int{
+			"Acquire": func() int {
+				lock, err := l.Acquire(t.Context(), "a")
+				if err == nil {
+					err = lock.Release()
+				}
+				return lineBefore(t, err, 4)
+			},
+			"TryAcquire": func() int {
+				lock, err := l.TryAcquire(t.Context(), "a")
+				if err == nil {
+					err = lock.Release()
+				}
+				return lineBefore(t, err, 4)
+			},
+			"AcquireAll": func() int {
+				lock, err := l.AcquireAll(t.Context(), []string{"a", "b"})
+				if err == nil {
+					err = lock.Release()
+				}
+				return lineBefore(t, err, 4)
+			},
+			"Do": func() int {
+				err := l.Do(t.Context(), "a", func(context.Context) error { return nil })
+				return lineBefore(t, err, 1)
+			},
+		} {
+			if want := fmt.Sprintf("session_test.go:%d", call()); !strings.HasSuffix(site, want) {
+				t.Errorf("%s on %s: site %q, want %s", name, b.Info().Name, site, want)
+			}
+		}
+	}
+}
+
+// lineBefore returns the number of the line that is n before the caller's.
+func lineBefore(t *testing.T, err error, n int) int {
+	t.Helper()
+	if err != nil {
+		t.Error(err)
+	}
+	_, _, line, _ := runtime.Caller(1)
+	return line - n
+}
+
 // collect runs the garbage collector until it finds something.
 func collect(t *testing.T, dropped <-chan distlock.Event) distlock.Event {
 	t.Helper()

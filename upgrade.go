@@ -30,7 +30,8 @@ func (h *holding) tryUpgrade(ctx context.Context, r *request) error {
 	if ctx.Err() != nil {
 		return ended(ctx, false)
 	}
-	defer l.work()()
+	l.begin()
+	defer l.end()
 	done, err := h.beginUpgrade()
 	if err != nil {
 		return err

@@ -63,13 +63,14 @@ type Backend struct {
 
 // New returns a backend with a store of its own.
 func New() *Backend {
-	return &Backend{queue: queue.New(false), gate: queue.NewGate()}
+	q := queue.New(false)
+	return &Backend{queue: q, gate: q.NewGate()}
 }
 
 // Share returns another backend on the same store: a lock that is held through
 // one is held for the other.
 func (b *Backend) Share() *Backend {
-	return &Backend{queue: b.queue, gate: queue.NewGate()}
+	return &Backend{queue: b.queue, gate: b.queue.NewGate()}
 }
 
 // Info implements [driver.Backend].

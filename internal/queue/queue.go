@@ -76,12 +76,13 @@ type entry struct {
 // A Gate stops the waiters of one user of a queue without touching those of
 // another.
 type Gate struct {
+	queue  *Queue
 	closed atomic.Bool
 	done   chan struct{}
 }
 
 // NewGate returns an open gate.
-func NewGate() *Gate { return &Gate{done: make(chan struct{})} }
+func (q *Queue) NewGate() *Gate { return &Gate{queue: q, done: make(chan struct{})} }
 
 // Close closes the gate and reports whether it was open. All waiters behind it
 // return ErrClosed, and later ones at once.
@@ -90,7 +91,31 @@ func (g *Gate) Close() bool {
 		return false
 	}
 	close(g.done)
+	// The waiters don't wait for the channel: to be among thousands who do takes as
+	// long as all the rest.
+	for i := range g.queue.shards {
+		s := &g.queue.shards[i]
+		s.mu.Lock()
+		for _, m := range []map[string]*entry{s.locks, s.permits} {
+			for _, e := range m {
+				g.turnAway(e)
+			}
+		}
+		s.mu.Unlock()
+	}
 	return true
+}
+
+// turnAway wakes the waiters of the entry that are behind the gate.
+func (g *Gate) turnAway(e *entry) {
+	if w := e.upgrade; w != nil && w.gate == g {
+		w.withdraw(ErrClosed)
+	}
+	for w := e.head; w != nil; w = w.next {
+		if w.gate == g {
+			w.withdraw(ErrClosed)
+		}
+	}
 }
 
 // Closed reports whether the gate is closed.
@@ -135,11 +160,12 @@ func (p *Place) Kind() (mode driver.Mode, limit int) {
 
 type waiter struct {
 	place      *Place
+	gate       *Gate
 	next, prev *waiter
 	ready      chan struct{} // capacity 1, so that waking never blocks
 	try        bool          // it waits only for what may turn out not to be held
 	admitted   bool
-	refused    bool
+	err        error // why it was refused
 	baton      any
 	note       any
 }
@@ -190,7 +216,7 @@ func (q *Queue) Enter(ctx context.Context, p *Place, r Request) (Admission, erro
 		s.mu.Unlock()
 		return Admission{}, nil
 	}
-	w := &waiter{place: p, ready: make(chan struct{}, 1), try: r.Wait <= 0, prev: e.tail}
+	w := &waiter{place: p, gate: r.Gate, ready: make(chan struct{}, 1), try: r.Wait <= 0, prev: e.tail}
 	if w.try {
 		if e.tail != nil && !e.tail.try || !e.soon(p) {
 			e.rest()
@@ -217,21 +243,7 @@ func (q *Queue) Enter(ctx context.Context, p *Place, r Request) (Admission, erro
 		r.Waiting()
 		told = true
 	}
-	err := w.wait(ctx, r.Wait, r.Gate)
-	if err != nil {
-		s.mu.Lock()
-		switch {
-		case w.admitted:
-			err = nil
-		case !w.refused:
-			e.unlink(w)
-			q.advance(e) // it may have been all that kept the next one waiting
-		}
-		s.mu.Unlock()
-	}
-	if err == nil && w.refused {
-		err = ErrTimeout
-	}
+	err := w.wait(ctx, r.Wait)
 	return Admission{Waited: !w.try, Baton: w.baton, Note: w.note}, err
 }
 
@@ -239,11 +251,8 @@ func (q *Queue) Enter(ctx context.Context, p *Place, r Request) (Admission, erro
 func (q *Queue) giveUp(w *waiter, orphaned func(baton any)) {
 	e := w.place.entry
 	e.shard.mu.Lock()
+	w.withdraw(ErrClosed)
 	admitted := w.admitted
-	if !admitted && !w.refused {
-		e.unlink(w)
-		q.advance(e)
-	}
 	e.shard.mu.Unlock()
 	switch {
 	case admitted && w.baton != nil:
@@ -253,23 +262,40 @@ func (q *Queue) giveUp(w *waiter, orphaned func(baton any)) {
 	}
 }
 
-func (w *waiter) wait(ctx context.Context, d time.Duration, g *Gate) error {
-	var expired <-chan time.Time
+// wait waits until the waiter is admitted or refused, and refuses it when d is
+// over or ctx ends.
+func (w *waiter) wait(ctx context.Context, d time.Duration) error {
+	s := w.place.entry.shard
 	if d != driver.Forever {
-		t := time.NewTimer(d)
-		defer t.Stop()
-		expired = t.C
+		defer time.AfterFunc(d, func() { // cheaper than one more case below
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			w.withdraw(ErrTimeout)
+		}).Stop()
 	}
 	select {
 	case <-w.ready:
-		return nil
 	case <-ctx.Done():
-		return ctx.Err()
-	case <-expired:
-		return ErrTimeout
-	case <-g.Done():
-		return ErrClosed
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		w.withdraw(ctx.Err())
 	}
+	return w.err
+}
+
+// withdraw refuses the waiter, unless it was admitted or refused before.
+func (w *waiter) withdraw(err error) {
+	if w.admitted || w.err != nil {
+		return
+	}
+	e := w.place.entry
+	if e.upgrade == w {
+		e.upgrade = nil
+	} else {
+		e.unlink(w)
+	}
+	w.refuse(err)
+	w.gate.queue.advance(e) // it may have been all that kept the next one waiting
 }
 
 // Settle lets others of the name go on: p holds. If p is shared, joint is what
@@ -288,17 +314,11 @@ func (q *Queue) Settle(p *Place, joint any) {
 }
 
 // Joint returns what the last of the shared places that are in has settled with,
-// if p is shared and there is one, else nil.
+// or nil if there is none.
 func (q *Queue) Joint(p *Place) any {
 	e := p.entry
-	if e.permit {
-		return nil
-	}
 	e.shard.mu.Lock()
 	defer e.shard.mu.Unlock()
-	if p.mode != driver.Shared {
-		return nil
-	}
 	return e.joint
 }
 
@@ -389,23 +409,15 @@ func (q *Queue) Upgrade(ctx context.Context, p *Place, wait time.Duration, g *Ga
 		s.mu.Unlock()
 		return false, ErrTimeout
 	}
-	w := &waiter{place: p, ready: make(chan struct{}, 1)}
+	if g.Closed() {
+		s.mu.Unlock()
+		return false, ErrClosed
+	}
+	w := &waiter{place: p, gate: g, ready: make(chan struct{}, 1)}
 	e.upgrade = w
 	s.mu.Unlock()
 
-	err = w.wait(ctx, wait, g)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch {
-	case w.admitted:
-		return true, nil
-	case e.upgrade == w:
-		e.upgrade = nil
-		q.advance(e)
-	case err == nil:
-		err = ErrClosed
-	}
-	return true, err
+	return true, w.wait(ctx, wait)
 }
 
 // Downgrade undoes Upgrade.
@@ -573,7 +585,7 @@ func (e *entry) remove(p *Place) {
 	}
 	if w := e.upgrade; w != nil && w.place == p {
 		e.upgrade = nil
-		w.ready <- struct{}{} // there is nothing to wait for any more
+		w.refuse(ErrClosed) // there is nothing to wait for any more
 	}
 	p.in = false
 }
@@ -613,7 +625,7 @@ func (q *Queue) advance(e *entry) {
 			continue
 		case w.try && !e.soon(w.place):
 			e.unlink(w)
-			w.refuse()
+			w.refuse(ErrTimeout)
 			continue
 		}
 		break
@@ -621,8 +633,8 @@ func (q *Queue) advance(e *entry) {
 	e.rest()
 }
 
-func (w *waiter) refuse() {
-	w.refused = true
+func (w *waiter) refuse(err error) {
+	w.err = err
 	w.ready <- struct{}{}
 }
 

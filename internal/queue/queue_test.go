@@ -65,7 +65,8 @@ func (e *entering) in(t *testing.T) bool {
 
 func TestFirstComeFirstServedOverAllKinds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q, g := New(false), NewGate()
+		q := New(false)
+		g := q.NewGate()
 		holder := enter(t, q, request(driver.Exclusive, g))
 		kinds := []driver.Mode{driver.Shared, driver.Exclusive, driver.Shared, driver.Upgradeable, driver.Exclusive}
 		var all []*entering
@@ -96,7 +97,8 @@ func TestFirstComeFirstServedOverAllKinds(t *testing.T) {
 }
 
 func TestPermitsAreANameSpaceOfTheirOwn(t *testing.T) {
-	q, g := New(false), NewGate()
+	q := New(false)
+	g := q.NewGate()
 	enter(t, q, request(driver.Exclusive, g))
 	enter(t, q, request(driver.Permit, g))
 	if _, err := q.Enter(t.Context(), &Place{}, Request{Name: "a", Mode: driver.Permit, Limit: 1, Gate: g}); !errors.Is(err, ErrTimeout) {
@@ -106,7 +108,8 @@ func TestPermitsAreANameSpaceOfTheirOwn(t *testing.T) {
 
 func TestCancelledWaiterSwallowsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q, g := New(false), NewGate()
+		q := New(false)
+		g := q.NewGate()
 		reader := enter(t, q, request(driver.Shared, g))
 		writer := startEnter(t, q, request(driver.Exclusive, g))
 		next := startEnter(t, q, request(driver.Shared, g))
@@ -126,7 +129,8 @@ func TestCancelledWaiterSwallowsNothing(t *testing.T) {
 
 // Whoever is admitted in the moment in which he gives up is in, and says so.
 func TestAdmittedWhileGivingUp(t *testing.T) {
-	q, g := New(false), NewGate()
+	q := New(false)
+	g := q.NewGate()
 	for range 2000 {
 		holder := enter(t, q, request(driver.Exclusive, g))
 		ctx, cancel := context.WithCancel(t.Context())
@@ -150,7 +154,8 @@ func TestAdmittedWhileGivingUp(t *testing.T) {
 }
 
 func TestNamesAreForgotten(t *testing.T) {
-	q, g := New(true), NewGate()
+	q := New(true)
+	g := q.NewGate()
 	for i := range 10_000 {
 		r := request(driver.Mode(i%4), g)
 		r.Name = fmt.Sprint(i)
@@ -173,7 +178,8 @@ func TestNamesAreForgotten(t *testing.T) {
 
 func TestUpgradeGoesFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q, g := New(false), NewGate()
+		q := New(false)
+		g := q.NewGate()
 		up := enter(t, q, request(driver.Upgradeable, g))
 		reader := enter(t, q, request(driver.Shared, g))
 		upgraded := false
@@ -203,7 +209,8 @@ func TestUpgradeGoesFirst(t *testing.T) {
 
 func TestUpgradeGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q, g := New(false), NewGate()
+		q := New(false)
+		g := q.NewGate()
 		up := enter(t, q, request(driver.Upgradeable, g))
 		reader := enter(t, q, request(driver.Shared, g))
 		if waited, err := q.Upgrade(t.Context(), up, time.Second, g); !waited || !errors.Is(err, ErrTimeout) {
@@ -230,7 +237,8 @@ func TestUpgradeGivenUp(t *testing.T) {
 
 func TestPassLeavesAnUpgradeAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q, g := New(false), NewGate()
+		q := New(false)
+		g := q.NewGate()
 		up := enter(t, q, request(driver.Upgradeable, g))
 		reader := enter(t, q, request(driver.Shared, g))
 		next := startEnter(t, q, request(driver.Upgradeable, g))
@@ -255,7 +263,8 @@ func TestPassLeavesAnUpgradeAlone(t *testing.T) {
 }
 
 func TestLeaveTwiceIsOnce(t *testing.T) {
-	q, g := New(false), NewGate()
+	q := New(false)
+	g := q.NewGate()
 	r := Request{Name: "a", Mode: driver.Permit, Limit: 2, Gate: g}
 	first := enter(t, q, r)
 	q.Leave(first)
@@ -269,7 +278,8 @@ func TestLeaveTwiceIsOnce(t *testing.T) {
 
 func TestPassGoesToTheNextOfTheSameKind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q, g := New(true), NewGate()
+		q := New(true)
+		g := q.NewGate()
 		holder := enter(t, q, request(driver.Exclusive, g))
 		if q.Pass(holder, "baton") {
 			t.Fatal("passed before it was settled")
@@ -295,7 +305,8 @@ func TestPassGoesToTheNextOfTheSameKind(t *testing.T) {
 
 func TestOneByOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q, g := New(true), NewGate()
+		q := New(true)
+		g := q.NewGate()
 		first := enter(t, q, request(driver.Shared, g))
 		second := startEnter(t, q, request(driver.Shared, g))
 		if second.in(t) {
@@ -310,7 +321,8 @@ func TestOneByOne(t *testing.T) {
 
 func TestGateStopsItsOwnWaitersOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q, mine, others := New(false), NewGate(), NewGate()
+		q := New(false)
+		mine, others := q.NewGate(), q.NewGate()
 		holder := enter(t, q, request(driver.Exclusive, others))
 		here := startEnter(t, q, request(driver.Exclusive, mine))
 		there := startEnter(t, q, request(driver.Exclusive, others))
@@ -336,7 +348,8 @@ func TestGateStopsItsOwnWaitersOnly(t *testing.T) {
 func TestModel(t *testing.T) {
 	for _, oneByOne := range []bool{false, true} {
 		t.Run(fmt.Sprint("oneByOne=", oneByOne), func(t *testing.T) {
-			q, g := New(oneByOne), NewGate()
+			q := New(oneByOne)
+			g := q.NewGate()
 			const limit = 3
 			names := []string{"a", "b"}
 			type state struct{ writers, readers, upgradeable, permits atomic.Int32 }
@@ -411,7 +424,8 @@ func TestModel(t *testing.T) {
 }
 
 func TestRoomOfManyNamesIsGivenBack(t *testing.T) {
-	q, g := New(false), NewGate()
+	q := New(false)
+	g := q.NewGate()
 	for i := range 100 * shardCount * roomy / 64 {
 		r := request(driver.Exclusive, g)
 		r.Name = fmt.Sprint(i)
@@ -434,7 +448,8 @@ func TestTriesBesideAnUnsettledPlace(t *testing.T) {
 		return Request{Name: "a", Mode: mode, Limit: 3, Gate: g}
 	}
 	synctest.Test(t, func(t *testing.T) {
-		q, g := New(true), NewGate()
+		q := New(true)
+		g := q.NewGate()
 		first := enter(t, q, try(driver.Permit, g))
 		second := startEnter(t, q, try(driver.Permit, g))
 		third := startEnter(t, q, try(driver.Permit, g))
@@ -456,7 +471,8 @@ func TestTriesBesideAnUnsettledPlace(t *testing.T) {
 		}
 	})
 	synctest.Test(t, func(t *testing.T) { // the first has to wait
-		q, g := New(true), NewGate()
+		q := New(true)
+		g := q.NewGate()
 		first := enter(t, q, try(driver.Shared, g))
 		second := startEnter(t, q, try(driver.Shared, g))
 		if _, err := q.Enter(t.Context(), &Place{}, try(driver.Exclusive, g)); !errors.Is(err, ErrTimeout) {
@@ -478,7 +494,8 @@ func TestTriesBesideAnUnsettledPlace(t *testing.T) {
 func TestPanicInWaitingLeavesNoPlace(t *testing.T) {
 	for _, admitted := range []string{"no", "yes", "with a baton"} {
 		synctest.Test(t, func(t *testing.T) {
-			q, g := New(false), NewGate()
+			q := New(false)
+			g := q.NewGate()
 			holder := enter(t, q, request(driver.Exclusive, g))
 			var p Place
 			var orphan any
