@@ -239,7 +239,7 @@ func (l *Locker) askFromPlace(ctx context.Context, h *holding, resource string, 
 			return false, err
 		}
 		refusal = answer{}
-		t := &tenure{hold: a.grant.Hold, since: time.Now(), holders: []*holding{h}}
+		t := newTenure(a.grant.Hold, h)
 		if t.token, err = fencingToken(a.grant.Token); err == nil {
 			err = l.stopped(ctx, contended)
 		}
@@ -461,10 +461,11 @@ func (l *Locker) put(ctx context.Context, q question, wait time.Duration, queue 
 	return a
 }
 
-// inTime reports whether the backend answers by itself before the caller, who
-// can't be interrupted, has to be told something.
+// inTime reports whether the backend answers by itself before the caller has to be
+// told something. A caller who can be interrupted has to be told soon.
 func (l *Locker) inTime(ctx context.Context, limit time.Duration) bool {
-	return l.bound > 0 && ctx.Done() == nil && limit >= l.bound-leastAnswer
+	soon := ctx.Done() == nil || l.bound <= leastAnswer
+	return l.bound > 0 && soon && limit >= l.bound-leastAnswer
 }
 
 // giveBackFirst gives back a tenure that is of no use, so that the store can be

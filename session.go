@@ -22,18 +22,25 @@ type keeper struct {
 
 	// Guarded by Locker.keepersMu. When the last tenure has gone, the keeper is of
 	// no use any more; that of a pooled session stays until it has something to do.
-	tenures  map[*tenure]struct{}
+	tenures  []*tenure
 	renewing bool
 	stopping bool
-	asleep   *time.Timer // starts the keeper's goroutine; nil: it was started at once
+	asleep   *time.Timer // starts the runner; nil: it was started at once
+	runner   *runner     // nil: asleep
+	room     [1]*tenure  // of tenures: most have one
 
 	mu    sync.Mutex
 	valid reading // the session is known to have lived then
 	err   error   // why it is lost
+}
 
-	stop    context.CancelFunc // no renewal starts any more
-	stopped chan struct{}      // and none is under way
-	cancel  context.CancelFunc // ends the renewal under way
+// A runner is the goroutine of a keeper that is awake.
+type runner struct {
+	running  context.Context
+	stop     context.CancelFunc // no renewal starts any more
+	stopped  chan struct{}      // and none is under way
+	renewing context.Context
+	cancel   context.CancelFunc // ends the renewal under way
 }
 
 // Of a lease of TTL, a tenth is kept back: it has to cover the drift between
@@ -66,7 +73,7 @@ func (l *Locker) attach(t *tenure, s driver.Session, sent reading) bool {
 	case k == nil || len(k.tenures) == 0:
 		var before <-chan struct{}
 		if k != nil {
-			before = k.stopped
+			before = k.runner.stopped
 		}
 		lease := s.Lease()
 		if lease.Every <= 0 {
@@ -77,70 +84,82 @@ func (l *Locker) attach(t *tenure, s driver.Session, sent reading) bool {
 		}
 		k = &keeper{
 			locker: l, session: s, lease: lease, margin: lease.TTL / marginPart,
-			tenures: make(map[*tenure]struct{}),
-			valid:   sent, stopped: make(chan struct{}),
+			valid: sent,
 		}
+		k.tenures = k.room[:0]
 		if k.expired() {
 			return false
 		}
-		var running, renewing context.Context
-		running, k.stop = context.WithCancel(context.Background())
-		renewing, k.cancel = context.WithCancel(context.Background())
 		l.keepers[s] = k
 		if before == nil && s.Lost() == nil {
 			// Most locks are held for less than a keeper may nap.
-			k.asleep = time.AfterFunc(k.nap(sent, lease.Every), func() { k.run(running, renewing, nil) })
+			k.asleep = time.AfterFunc(k.nap(sent, lease.Every), k.awake)
 		} else {
-			go k.run(running, renewing, before)
+			go k.run(k.newRunner(), before)
 		}
 	}
 	t.keeper = k
-	k.tenures[t] = struct{}{}
+	t.at = len(k.tenures)
+	k.tenures = append(k.tenures, t)
 	return true
 }
 
-// detach takes the tenure off its session. It returns the keeper if that was
-// the last one; no renewal starts any more then.
-func (l *Locker) detach(t *tenure) *keeper {
+// awake is called when the keeper has slept for as long as it may.
+func (k *keeper) awake() {
+	l := k.locker
+	l.keepersMu.Lock()
+	if k.stopping {
+		l.keepersMu.Unlock()
+		return
+	}
+	r := k.newRunner()
+	l.keepersMu.Unlock()
+	k.run(r, nil)
+}
+
+// newRunner makes the keeper one that is awake. Locker.keepersMu is held.
+func (k *keeper) newRunner() *runner {
+	r := &runner{stopped: make(chan struct{})}
+	r.running, r.stop = context.WithCancel(context.Background())
+	r.renewing, r.cancel = context.WithCancel(context.Background())
+	k.runner = r
+	return r
+}
+
+// detach takes the tenure off its session. If that was the last one, no renewal
+// starts any more, and it returns the runner that may be at one.
+func (l *Locker) detach(t *tenure) *runner {
 	k := t.keeper
 	if k == nil {
 		return nil
 	}
 	l.keepersMu.Lock()
 	defer l.keepersMu.Unlock()
-	if _, ok := k.tenures[t]; !ok {
+	last := len(k.tenures) - 1
+	if t.at > last || k.tenures[t.at] != t {
+		return nil // it was lost
+	}
+	k.tenures[t.at] = k.tenures[last]
+	k.tenures[t.at].at = t.at
+	k.tenures[last] = nil
+	k.tenures = k.tenures[:last]
+	if last > 0 || k.lease.Pooled && !k.renewing {
 		return nil
 	}
-	delete(k.tenures, t)
-	if len(k.tenures) > 0 || k.lease.Pooled && !k.renewing {
-		return nil
-	}
-	if k.end(); k.ended() {
-		return nil
-	}
-	return k
+	return k.end()
 }
 
-// end makes the keeper stop. If it hasn't begun to run, it has ended then.
-// Locker.keepersMu is held.
-func (k *keeper) end() {
+// end makes the keeper stop and returns its runner, if it has one. Locker.keepersMu
+// is held.
+func (k *keeper) end() *runner {
 	k.stopping = true
-	k.stop()
-	if k.asleep != nil && k.asleep.Stop() {
-		k.cancel()
-		close(k.stopped)
+	if k.runner == nil {
+		k.asleep.Stop()
 		delete(k.locker.keepers, k.session)
+		return nil
 	}
-}
-
-// ended reports whether the keeper is through.
-func (k *keeper) ended() bool {
-	select {
-	case <-k.stopped:
-		return true
-	default:
-		return false
-	}
+	k.runner.stop()
+	return k.runner
 }
 
 // stopIdle stops the keepers that are there for grants to come.
@@ -149,25 +168,24 @@ func (l *Locker) stopIdle(ctx context.Context) {
 	keepers := slices.Collect(maps.Values(l.keepers))
 	l.keepersMu.Unlock()
 	for _, k := range keepers {
-		if !k.idle() {
-			continue
-		}
-		select {
-		case <-k.stopped:
-		case <-ctx.Done():
+		if r, idle := k.idle(); idle && r != nil {
+			select {
+			case <-r.stopped:
+			case <-ctx.Done():
+			}
 		}
 	}
 }
 
-// idle reports whether nothing hangs on the session. The keeper stops then.
-func (k *keeper) idle() bool {
+// idle reports whether nothing hangs on the session. The keeper stops then, and
+// so does its runner.
+func (k *keeper) idle() (r *runner, idle bool) {
 	k.locker.keepersMu.Lock()
 	defer k.locker.keepersMu.Unlock()
 	if len(k.tenures) > 0 {
-		return false
+		return nil, false
 	}
-	k.end()
-	return true
+	return k.end(), true
 }
 
 // beginRenewal reports whether the session is to be renewed: no renewal may
@@ -189,7 +207,6 @@ func (k *keeper) endRenewal() {
 // no grant on its session can be under way any more: what is granted there ends
 // with the session, whenever it was asked for.
 func (l *Locker) forget(k *keeper) {
-	close(k.stopped)
 	if k.lost() {
 		time.AfterFunc(max(k.lease.TTL, time.Minute), func() { l.drop(k) })
 	} else {
@@ -211,12 +228,13 @@ type renewal struct{ err error }
 // run keeps the session alive until it is stopped or lost. If there was a keeper
 // before, its last renewal may still be under way until before is closed, and
 // none may run beside it.
-func (k *keeper) run(running, renewing context.Context, before <-chan struct{}) {
+func (k *keeper) run(r *runner, before <-chan struct{}) {
 	defer func() {
-		k.cancel()
+		r.cancel()
 		if before != nil {
 			<-before
 		}
+		close(r.stopped)
 		k.locker.forget(k)
 	}()
 	var (
@@ -234,7 +252,7 @@ func (k *keeper) run(running, renewing context.Context, before <-chan struct{}) 
 	for {
 		timer.Reset(k.nap(dueFrom, pause))
 		select {
-		case <-running.Done():
+		case <-r.running.Done():
 			if done != nil {
 				<-done
 			}
@@ -242,13 +260,13 @@ func (k *keeper) run(running, renewing context.Context, before <-chan struct{}) 
 		case <-before:
 			before, pause = nil, k.lease.Every
 		case <-k.session.Lost():
-			if !k.idle() {
+			if _, idle := k.idle(); !idle {
 				k.lose(fmt.Errorf("%w: the session ended", ErrLost))
 			}
-		case r := <-done:
+		case renewed := <-done:
 			done = nil
 			k.endRenewal()
-			switch err := r.err; {
+			switch err := renewed.err; {
 			case err == nil:
 				k.confirm(sent)
 				dueFrom, pause, backoff = sent, k.lease.Every, k.retryPause()
@@ -262,15 +280,17 @@ func (k *keeper) run(running, renewing context.Context, before <-chan struct{}) 
 		case <-timer.C:
 		}
 		expired, due := k.expired(), k.locker.now().since(dueFrom) >= pause
-		if (expired || due) && k.idle() {
-			continue // it has been told to stop
+		if expired || due {
+			if _, idle := k.idle(); idle {
+				continue // it has been told to stop
+			}
 		}
 		if expired {
 			k.lose(fmt.Errorf("%w: the lease of %v could not be renewed in time", ErrLost, k.lease.TTL))
 		}
 		if k.lost() {
 			if done != nil {
-				k.cancel()
+				r.cancel()
 				<-done
 			}
 			return
@@ -278,7 +298,7 @@ func (k *keeper) run(running, renewing context.Context, before <-chan struct{}) 
 		if due && done == nil && k.beginRenewal() {
 			done, sent = make(chan renewal, 1), k.locker.now()
 			go func() {
-				ctx, cancel := context.WithTimeout(renewing, k.attemptTimeout())
+				ctx, cancel := context.WithTimeout(r.renewing, k.attemptTimeout())
 				defer cancel()
 				done <- renewal{k.session.Renew(ctx)}
 			}()
@@ -362,7 +382,7 @@ func (k *keeper) lose(err error) {
 	l.keepersMu.Unlock()
 
 	var lost []*holding
-	for t := range tenures {
+	for _, t := range tenures {
 		for _, h := range t.end() {
 			if h.endAsLost(err) {
 				lost = append(lost, h)
@@ -373,8 +393,17 @@ func (k *keeper) lose(err error) {
 	// application code.
 	l.inBackground(func() {
 		k.session.Abandon()
-		k.stop()
-		k.cancel()
+		l.keepersMu.Lock()
+		k.stopping = true
+		r := k.runner
+		l.keepersMu.Unlock()
+		if r == nil {
+			k.asleep.Stop()
+			l.forget(k)
+		} else {
+			r.stop()
+			r.cancel()
+		}
 		for _, h := range lost {
 			h.afterLoss()
 		}
@@ -385,7 +414,7 @@ func (k *keeper) renewalFailed(err error) {
 	l := k.locker
 	l.keepersMu.Lock()
 	var resource string
-	for t := range k.tenures {
+	for _, t := range k.tenures {
 		if resource = t.resource(); resource != "" {
 			break
 		}

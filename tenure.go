@@ -15,6 +15,7 @@ import (
 type tenure struct {
 	hold   driver.Hold
 	keeper *keeper // nil: the session can't end
+	at     int     // in keeper.tenures; guarded by Locker.keepersMu
 	since  time.Time
 
 	mu      sync.Mutex
@@ -22,6 +23,15 @@ type tenure struct {
 	lost    bool
 	token   uint64 // of the last holding; 0: none
 	handed  int    // how many holdings it had after the first
+
+	room [1]*holding // of holders: most have one
+}
+
+// newTenure returns the tenure of a new grant.
+func newTenure(hold driver.Hold, h *holding) *tenure {
+	t := &tenure{hold: hold, since: time.Now()}
+	t.holders = append(t.room[:0], h)
+	return t
 }
 
 // handoffBits is how much of a fencing token counts the hand-offs of one grant;
