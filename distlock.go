@@ -41,6 +41,7 @@ type Locker struct {
 
 	keepersMu sync.Mutex
 	keepers   map[driver.Session]*keeper
+	schedule  schedule
 
 	busyMu   sync.Mutex
 	busy     int           // pieces of work that Close waits for
@@ -77,6 +78,7 @@ func New(b driver.Backend, o *Options) *Locker {
 		l.queue = queue.New(true)
 	}
 	l.gate = l.queue.NewGate()
+	l.schedule.ring = l.lookAfterKeepers
 	l.owner = driver.Owner{PID: os.Getpid(), Program: filepath.Base(os.Args[0]), Note: l.options.Note}
 	l.owner.Host, _ = os.Hostname() // for people's eyes; nothing depends on it
 	rand.Read(l.owner.ID[:8])
@@ -282,7 +284,7 @@ func (l *Locker) close() error {
 	}
 	all.Wait()
 	l.waitUntilIdle(ctx)
-	l.stopIdle(ctx)
+	l.stopKeeping(ctx)
 	close(l.finished)
 	if err := l.backend.Close(); err != nil {
 		errs = append(errs, &Error{Op: "close", Backend: l.name, Err: err})

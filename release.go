@@ -166,7 +166,7 @@ func (l *Locker) giveBack(ctx context.Context, t *tenure, h *holding, after <-ch
 		// No renewal may be on its way when Release returns.
 		last.cancel()
 		select {
-		case <-last.stopped:
+		case <-last.done:
 		case <-ctx.Done():
 		}
 	}

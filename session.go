@@ -4,16 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/distlock-go/distlock/driver"
 )
 
-// A keeper keeps one session alive for all tenures that hang on it.
+// A keeper keeps one session alive for all tenures that hang on it. It has no
+// goroutine of its own but while a renewal is under way, and where the session
+// tells of its end: a schedule looks after all keepers of a Locker.
 type keeper struct {
 	locker  *Locker
 	session driver.Session
@@ -22,36 +22,33 @@ type keeper struct {
 
 	// Guarded by Locker.keepersMu. When the last tenure has gone, the keeper is of
 	// no use any more; that of a pooled session stays until it has something to do.
-	tenures  []*tenure
-	renewing bool
-	stopping bool
-	asleep   *time.Timer // starts the runner; nil: it was started at once
-	runner   *runner     // nil: asleep
-	room     [1]*tenure  // of tenures: most have one
+	tenures []*tenure
+	room    [1]*tenure // of tenures: most have one
+	at      int        // in the schedule; -1: not in it
+	wake    time.Time  // when there is something to do, by the monotonic clock
+	dueFrom reading    // the next renewal is due when pause has passed since
+	pause   time.Duration
+	backoff time.Duration // the next pause, if the next renewal fails
+	renewal *renewal      // under way
+	gone    chan struct{} // closed when nobody needs to hear of the session's end; nil: it doesn't tell
 
 	mu    sync.Mutex
 	valid reading // the session is known to have lived then
 	err   error   // why it is lost
 }
 
-// A runner is the goroutine of a keeper that is awake.
-type runner struct {
-	running  context.Context
-	stop     context.CancelFunc // no renewal starts any more
-	stopped  chan struct{}      // and none is under way
-	renewing context.Context
-	cancel   context.CancelFunc // ends the renewal under way
+// A renewal is one that is under way.
+type renewal struct {
+	sent     reading
+	cancel   context.CancelFunc
+	done     chan struct{} // closed when it has returned
+	unwanted bool          // it was canceled; guarded by Locker.keepersMu
 }
 
 // Of a lease of TTL, a tenth is kept back: it has to cover the drift between
 // our clock and the store's, and what the holder needs to stop. See
 // docs/design.md.
 const marginPart = 10
-
-// longestNap bounds how late a keeper notices that the clocks jumped: its
-// timers run on the monotonic clock, which stands still while the machine
-// sleeps.
-const longestNap = time.Second
 
 // attach hangs the tenure on its session, which is known to have lived at
 // sent. It reports false if the session has ended already.
@@ -62,73 +59,65 @@ func (l *Locker) attach(t *tenure, s driver.Session, sent reading) bool {
 	l.keepersMu.Lock()
 	defer l.keepersMu.Unlock()
 	k := l.keepers[s]
-	switch {
-	case k != nil && (k.lost() || len(k.tenures) > 0 && k.expired()):
-		return false
-	case k != nil && len(k.tenures) == 0 && !k.stopping:
+	if k == nil {
+		k = l.newKeeper(s, sent)
+	} else if len(k.tenures) == 0 {
 		k.confirm(sent)
-		if k.expired() {
-			return false
-		}
-	case k == nil || len(k.tenures) == 0:
-		var before <-chan struct{}
-		if k != nil {
-			before = k.runner.stopped
-		}
-		lease := s.Lease()
-		if lease.Every <= 0 {
-			lease.Every = lease.TTL / 3
-		}
-		if lease.Every <= 0 {
-			lease.Every = driver.Forever
-		}
-		k = &keeper{
-			locker: l, session: s, lease: lease, margin: lease.TTL / marginPart,
-			valid: sent,
-		}
-		k.tenures = k.room[:0]
-		if k.expired() {
-			return false
-		}
+	}
+	if k.expired() {
+		return false
+	}
+	if l.keepers[s] != k {
 		l.keepers[s] = k
-		if before == nil && s.Lost() == nil {
-			// Most locks are held for less than a keeper may nap.
-			k.asleep = time.AfterFunc(k.nap(sent, lease.Every), k.awake)
-		} else {
-			go k.run(k.newRunner(), before)
-		}
+		k.watch()
 	}
 	t.keeper = k
 	t.at = len(k.tenures)
 	k.tenures = append(k.tenures, t)
+	if k.at < 0 {
+		l.schedule.add(k, sent)
+	}
 	return true
 }
 
-// awake is called when the keeper has slept for as long as it may.
-func (k *keeper) awake() {
-	l := k.locker
-	l.keepersMu.Lock()
-	if k.stopping {
-		l.keepersMu.Unlock()
-		return
+func (l *Locker) newKeeper(s driver.Session, sent reading) *keeper {
+	lease := s.Lease()
+	if lease.Every <= 0 {
+		lease.Every = lease.TTL / 3
 	}
-	r := k.newRunner()
-	l.keepersMu.Unlock()
-	k.run(r, nil)
+	if lease.Every <= 0 {
+		lease.Every = driver.Forever
+	}
+	k := &keeper{
+		locker: l, session: s, lease: lease, margin: lease.TTL / marginPart,
+		at: -1, dueFrom: sent, pause: lease.Every, valid: sent,
+	}
+	k.tenures, k.backoff = k.room[:0], k.retryPause()
+	return k
 }
 
-// newRunner makes the keeper one that is awake. Locker.keepersMu is held.
-func (k *keeper) newRunner() *runner {
-	r := &runner{stopped: make(chan struct{})}
-	r.running, r.stop = context.WithCancel(context.Background())
-	r.renewing, r.cancel = context.WithCancel(context.Background())
-	k.runner = r
-	return r
+// watch waits for news of the session's end, if it gives any.
+func (k *keeper) watch() {
+	ended := k.session.Lost()
+	if ended == nil {
+		return
+	}
+	gone := make(chan struct{})
+	k.gone = gone
+	go func() {
+		select {
+		case <-ended:
+			if !k.endIfIdle() {
+				k.lose(fmt.Errorf("%w: the session ended", ErrLost))
+			}
+		case <-gone:
+		}
+	}()
 }
 
 // detach takes the tenure off its session. If that was the last one, no renewal
-// starts any more, and it returns the runner that may be at one.
-func (l *Locker) detach(t *tenure) *runner {
+// starts any more, and it returns the one that is under way.
+func (l *Locker) detach(t *tenure) *renewal {
 	k := t.keeper
 	if k == nil {
 		return nil
@@ -143,178 +132,141 @@ func (l *Locker) detach(t *tenure) *runner {
 	k.tenures[t.at].at = t.at
 	k.tenures[last] = nil
 	k.tenures = k.tenures[:last]
-	if last > 0 || k.lease.Pooled && !k.renewing {
+	if last > 0 {
 		return nil
 	}
-	return k.end()
+	if k.renewal != nil {
+		k.renewal.unwanted = true
+	} else if !k.lease.Pooled {
+		k.end()
+	}
+	return k.renewal
 }
 
-// end makes the keeper stop and returns its runner, if it has one. Locker.keepersMu
-// is held.
-func (k *keeper) end() *runner {
-	k.stopping = true
-	if k.runner == nil {
-		k.asleep.Stop()
+// end ends the keeper. Locker.keepersMu is held.
+func (k *keeper) end() {
+	k.leaveSchedule()
+	if k.locker.keepers[k.session] == k {
 		delete(k.locker.keepers, k.session)
-		return nil
-	}
-	k.runner.stop()
-	return k.runner
-}
-
-// stopIdle stops the keepers that are there for grants to come.
-func (l *Locker) stopIdle(ctx context.Context) {
-	l.keepersMu.Lock()
-	keepers := slices.Collect(maps.Values(l.keepers))
-	l.keepersMu.Unlock()
-	for _, k := range keepers {
-		if r, idle := k.idle(); idle && r != nil {
-			select {
-			case <-r.stopped:
-			case <-ctx.Done():
-			}
-		}
 	}
 }
 
-// idle reports whether nothing hangs on the session. The keeper stops then, and
-// so does its runner.
-func (k *keeper) idle() (r *runner, idle bool) {
+// leaveSchedule ends the looking after the session. Locker.keepersMu is held.
+func (k *keeper) leaveSchedule() {
+	k.locker.schedule.remove(k)
+	if k.gone != nil {
+		close(k.gone)
+		k.gone = nil
+	}
+}
+
+// endIfIdle ends the keeper if nothing hangs on its session.
+func (k *keeper) endIfIdle() bool {
 	k.locker.keepersMu.Lock()
 	defer k.locker.keepersMu.Unlock()
 	if len(k.tenures) > 0 {
-		return nil, false
+		return false
 	}
-	return k.end(), true
-}
-
-// beginRenewal reports whether the session is to be renewed: no renewal may
-// begin after the last release.
-func (k *keeper) beginRenewal() bool {
-	k.locker.keepersMu.Lock()
-	defer k.locker.keepersMu.Unlock()
-	k.renewing = len(k.tenures) > 0
-	return k.renewing
-}
-
-func (k *keeper) endRenewal() {
-	k.locker.keepersMu.Lock()
-	defer k.locker.keepersMu.Unlock()
-	k.renewing = false
-}
-
-// forget is called when the keeper has stopped. A lost one is remembered until
-// no grant on its session can be under way any more: what is granted there ends
-// with the session, whenever it was asked for.
-func (l *Locker) forget(k *keeper) {
-	if k.lost() {
-		time.AfterFunc(max(k.lease.TTL, time.Minute), func() { l.drop(k) })
-	} else {
-		l.drop(k)
+	if k.renewal == nil {
+		k.end()
 	}
+	return true
 }
 
-func (l *Locker) drop(k *keeper) {
+// stopKeeping ends the keepers that are there for grants to come, and waits for
+// renewals that are under way.
+func (l *Locker) stopKeeping(ctx context.Context) {
 	l.keepersMu.Lock()
-	defer l.keepersMu.Unlock()
-	if l.keepers[k.session] == k {
-		delete(l.keepers, k.session)
+	l.schedule.stop()
+	var underWay []*renewal
+	for _, k := range l.keepers {
+		if k.renewal != nil {
+			underWay = append(underWay, k.renewal)
+		}
+		k.leaveSchedule()
 	}
-}
-
-// A renewal is the outcome of one.
-type renewal struct{ err error }
-
-// run keeps the session alive until it is stopped or lost. If there was a keeper
-// before, its last renewal may still be under way until before is closed, and
-// none may run beside it.
-func (k *keeper) run(r *runner, before <-chan struct{}) {
-	defer func() {
+	l.keepersMu.Unlock()
+	for _, r := range underWay {
 		r.cancel()
-		if before != nil {
-			<-before
-		}
-		close(r.stopped)
-		k.locker.forget(k)
-	}()
-	var (
-		timer   = time.NewTimer(0)
-		done    chan renewal // the one under way
-		sent    reading      // when that was sent
-		dueFrom = k.lastValid()
-		pause   = k.lease.Every
-		backoff = k.retryPause()
-	)
-	defer timer.Stop()
-	if before != nil {
-		pause = driver.Forever
-	}
-	for {
-		timer.Reset(k.nap(dueFrom, pause))
 		select {
-		case <-r.running.Done():
-			if done != nil {
-				<-done
-			}
-			return
-		case <-before:
-			before, pause = nil, k.lease.Every
-		case <-k.session.Lost():
-			if _, idle := k.idle(); !idle {
-				k.lose(fmt.Errorf("%w: the session ended", ErrLost))
-			}
-		case renewed := <-done:
-			done = nil
-			k.endRenewal()
-			switch err := renewed.err; {
-			case err == nil:
-				k.confirm(sent)
-				dueFrom, pause, backoff = sent, k.lease.Every, k.retryPause()
-			case errors.Is(err, ErrLost):
-				k.lose(err)
-			default:
-				go k.renewalFailed(err) // it calls application code
-				dueFrom, pause = k.locker.now(), jitter(backoff)
-				backoff = min(2*backoff, k.attemptTimeout())
-			}
-		case <-timer.C:
-		}
-		expired, due := k.expired(), k.locker.now().since(dueFrom) >= pause
-		if expired || due {
-			if _, idle := k.idle(); idle {
-				continue // it has been told to stop
-			}
-		}
-		if expired {
-			k.lose(fmt.Errorf("%w: the lease of %v could not be renewed in time", ErrLost, k.lease.TTL))
-		}
-		if k.lost() {
-			if done != nil {
-				r.cancel()
-				<-done
-			}
-			return
-		}
-		if due && done == nil && k.beginRenewal() {
-			done, sent = make(chan renewal, 1), k.locker.now()
-			go func() {
-				ctx, cancel := context.WithTimeout(r.renewing, k.attemptTimeout())
-				defer cancel()
-				done <- renewal{k.session.Renew(ctx)}
-			}()
-			dueFrom, pause = sent, driver.Forever // nothing is due until it is done
+		case <-r.done:
+		case <-ctx.Done():
 		}
 	}
 }
 
-// nap returns how long the keeper may sleep.
-func (k *keeper) nap(dueFrom reading, pause time.Duration) time.Duration {
-	n := k.locker.now()
-	nap := pause - n.since(dueFrom)
-	if k.lease.TTL > 0 {
-		nap = min(nap, k.left(n), longestNap)
+// look does what is to be done for the session now. It reports true if the session
+// is to be declared lost. Locker.keepersMu is held.
+func (k *keeper) look(n reading) (expired bool) {
+	expired = k.lease.TTL > 0 && k.left(n) <= 0
+	due := n.since(k.dueFrom) >= k.pause
+	switch {
+	case len(k.tenures) == 0 && k.renewal != nil:
+		return false // renewed goes on from there
+	case len(k.tenures) == 0 && (expired || due):
+		k.end()
+		return false
+	case expired && len(k.tenures) > 0:
+		return true
+	case due && k.renewal == nil:
+		k.renew()
 	}
-	return max(nap, 0)
+	k.locker.schedule.add(k, n)
+	return false
+}
+
+// next returns when there is something to do for the session.
+func (k *keeper) next(n reading) time.Time {
+	pause := k.pause - n.since(k.dueFrom)
+	if k.lease.TTL > 0 {
+		pause = min(pause, k.left(n))
+	}
+	return n.t.Add(max(pause, 0))
+}
+
+// renew starts a renewal. Locker.keepersMu is held.
+func (k *keeper) renew() {
+	ctx, cancel := context.WithTimeout(context.Background(), k.attemptTimeout())
+	r := &renewal{sent: k.locker.now(), cancel: cancel, done: make(chan struct{})}
+	k.renewal = r
+	k.dueFrom, k.pause = r.sent, driver.Forever // nothing is due until it is done
+	go func() {
+		defer close(r.done)
+		defer cancel()
+		k.renewed(r, k.session.Renew(ctx))
+	}()
+}
+
+// renewed notes the outcome of a renewal.
+func (k *keeper) renewed(r *renewal, err error) {
+	l := k.locker
+	l.keepersMu.Lock()
+	k.renewal = nil
+	n := l.now()
+	switch {
+	case err == nil:
+		k.confirm(r.sent)
+		k.dueFrom, k.pause, k.backoff = r.sent, k.lease.Every, k.retryPause()
+	case r.unwanted:
+		k.dueFrom, k.pause = n, k.lease.Every
+	default:
+		k.dueFrom, k.pause = n, jitter(k.backoff)
+		k.backoff = min(2*k.backoff, k.attemptTimeout())
+		if !errors.Is(err, ErrLost) && len(k.tenures) > 0 {
+			go k.renewalFailed(err) // it calls application code
+		}
+	}
+	switch {
+	case k.lost():
+	case len(k.tenures) > 0 || k.lease.Pooled:
+		l.schedule.add(k, n)
+	default:
+		k.end()
+	}
+	l.keepersMu.Unlock()
+	if errors.Is(err, ErrLost) {
+		k.lose(err)
+	}
 }
 
 // attemptTimeout bounds one renewal, so that several fit into a lease.
@@ -336,10 +288,19 @@ func (k *keeper) lastValid() reading {
 	return k.valid
 }
 
+// confirm notes that the session lived at sent. What was sent earlier may be
+// answered later.
 func (k *keeper) confirm(sent reading) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.valid = sent
+	if sent.t.After(k.valid.t) {
+		k.valid = sent
+	}
+}
+
+// ranOut is the error of a lease that could not be renewed.
+func (k *keeper) ranOut() error {
+	return fmt.Errorf("%w: the lease of %v could not be renewed in time", ErrLost, k.lease.TTL)
 }
 
 // lossErr returns why the session is lost, or nil.
@@ -376,6 +337,8 @@ func (k *keeper) lose(err error) {
 		return
 	}
 	k.tenures = nil
+	k.leaveSchedule()
+	underWay := k.renewal
 	k.mu.Lock()
 	k.err = err
 	k.mu.Unlock()
@@ -393,21 +356,24 @@ func (k *keeper) lose(err error) {
 	// application code.
 	l.inBackground(func() {
 		k.session.Abandon()
-		l.keepersMu.Lock()
-		k.stopping = true
-		r := k.runner
-		l.keepersMu.Unlock()
-		if r == nil {
-			k.asleep.Stop()
-			l.forget(k)
-		} else {
-			r.stop()
-			r.cancel()
+		if underWay != nil {
+			underWay.cancel()
 		}
+		// The loss is remembered until no grant on the session can be under way any
+		// more: what is granted there ends with it, whenever it was asked for.
+		time.AfterFunc(max(k.lease.TTL, time.Minute), func() { l.forget(k) })
 		for _, h := range lost {
 			h.afterLoss()
 		}
 	})
+}
+
+func (l *Locker) forget(k *keeper) {
+	l.keepersMu.Lock()
+	defer l.keepersMu.Unlock()
+	if l.keepers[k.session] == k {
+		delete(l.keepers, k.session)
+	}
 }
 
 func (k *keeper) renewalFailed(err error) {
