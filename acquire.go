@@ -316,7 +316,9 @@ func (h *holding) begin(t *tenure, token uint64) error {
 	}
 	m := h.more
 	m.tenure, m.token = t, token
-	m.watched.since = time.Now()
+	if h.locker.watching {
+		m.watched.since = time.Now()
+	}
 	return nil
 }
 

@@ -120,7 +120,9 @@ func (h *holding) leave(ctx context.Context, t *tenure) error {
 // passOn hands the tenure, which h has left, to the next waiter of this process,
 // if there is one of the same kind and other processes have not waited for long.
 func (l *Locker) passOn(t *tenure, h *holding) bool {
-	return l.mayGoOn(t) && (t.keeper == nil || !t.keeper.expired()) && l.queue.Pass(&h.place, t)
+	return l.queue.Pass(&h.place, t, func() bool {
+		return l.mayGoOn(t) && (t.keeper == nil || !t.keeper.expired())
+	})
 }
 
 // passOrGiveUp deals with a tenure that was passed to h, which doesn't want it

@@ -362,9 +362,9 @@ func (q *Queue) Retire(p *Place, note any) {
 }
 
 // Pass gives up the place in favour of the next waiter and hands it baton, if
-// there is a waiter of the same kind whose turn it is then. It reports whether
-// there was; if not, nothing has changed.
-func (q *Queue) Pass(p *Place, baton any) bool {
+// there is a waiter of the same kind whose turn it is then, and may, which is asked
+// after that, allows it. It reports whether it did; if not, nothing has changed.
+func (q *Queue) Pass(p *Place, baton any, may func() bool) bool {
 	e := p.entry
 	e.shard.mu.Lock()
 	defer e.shard.mu.Unlock()
@@ -374,7 +374,7 @@ func (q *Queue) Pass(p *Place, baton any) bool {
 	}
 	unsettled := e.unsettled
 	e.remove(p)
-	if !e.admissible(w.place) {
+	if !e.admissible(w.place) || !may() {
 		e.add(p)
 		e.unsettled = unsettled
 		return false

@@ -15,6 +15,8 @@ import (
 	"github.com/distlock-go/distlock/driver"
 )
 
+func always() bool { return true }
+
 func request(mode driver.Mode, g *Gate) Request {
 	r := Request{Name: "a", Mode: mode, Wait: driver.Forever, Gate: g}
 	if mode == driver.Permit {
@@ -248,7 +250,7 @@ func TestPassLeavesAnUpgradeAlone(t *testing.T) {
 			upgraded <- err
 		}()
 		synctest.Wait()
-		if q.Pass(up, "baton") {
+		if q.Pass(up, "baton", always) {
 			t.Fatal("passed on while it waits to be upgraded")
 		}
 		q.Leave(reader)
@@ -276,24 +278,52 @@ func TestLeaveTwiceIsOnce(t *testing.T) {
 	}
 }
 
+func TestPassIsAskedLastWhetherItMay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := New(true)
+		g := q.NewGate()
+		never := func() bool { return false }
+		holder := enter(t, q, request(driver.Exclusive, g))
+		unasked := func() bool { t.Error("asked although there is nobody"); return true }
+		if q.Pass(holder, "baton", unasked) {
+			t.Fatal("passed to nobody")
+		}
+		first := startEnter(t, q, request(driver.Exclusive, g))
+		second := startEnter(t, q, request(driver.Exclusive, g))
+		// The holder isn't settled, and stays so.
+		if q.Pass(holder, "baton", never) || first.in(t) {
+			t.Fatal("passed although it must not be")
+		}
+		q.Settle(holder, nil)
+		if !q.Pass(holder, "baton", always) || !first.in(t) {
+			t.Fatal("not passed to the next")
+		}
+		// Who doesn't want it passes it on before it has settled.
+		if !q.Pass(&first.place, "baton", always) || !second.in(t) || second.a.Baton != "baton" {
+			t.Fatal("not passed on")
+		}
+		q.Leave(&second.place)
+	})
+}
+
 func TestPassGoesToTheNextOfTheSameKind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := New(true)
 		g := q.NewGate()
 		holder := enter(t, q, request(driver.Exclusive, g))
-		if q.Pass(holder, "baton") {
+		if q.Pass(holder, "baton", always) {
 			t.Fatal("passed before it was settled")
 		}
 		q.Settle(holder, nil)
-		if q.Pass(holder, "baton") {
+		if q.Pass(holder, "baton", always) {
 			t.Fatal("passed to nobody")
 		}
 		next := startEnter(t, q, request(driver.Exclusive, g))
 		reader := startEnter(t, q, request(driver.Shared, g))
-		if !q.Pass(holder, "baton") || !next.in(t) || next.a.Baton != "baton" {
+		if !q.Pass(holder, "baton", always) || !next.in(t) || next.a.Baton != "baton" {
 			t.Fatal("not passed to the next")
 		}
-		if q.Settle(&next.place, nil); q.Pass(&next.place, "baton") {
+		if q.Settle(&next.place, nil); q.Pass(&next.place, "baton", always) {
 			t.Fatal("an exclusive holding was passed to a reader")
 		}
 		q.Leave(&next.place)
@@ -408,7 +438,7 @@ func TestModel(t *testing.T) {
 							}
 						}
 						n.Add(-1)
-						if !q.Pass(&p, nil) {
+						if !q.Pass(&p, nil, always) {
 							q.Leave(&p)
 						}
 						cancel()
@@ -505,7 +535,7 @@ func TestPanicInWaitingLeavesNoPlace(t *testing.T) {
 				case "yes":
 					q.Leave(holder)
 				case "with a baton":
-					q.Pass(holder, "baton")
+					q.Pass(holder, "baton", always)
 				}
 				panic("ouch")
 			}
