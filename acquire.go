@@ -239,7 +239,7 @@ func (l *Locker) askFromPlace(ctx context.Context, h *holding, resource string, 
 			return false, err
 		}
 		refusal = answer{}
-		t := newTenure(a.grant.Hold, h)
+		t := newTenure(a.grant.Hold, h, r)
 		if t.token, err = fencingToken(a.grant.Token); err == nil {
 			err = l.stopped(ctx, contended)
 		}

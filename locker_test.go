@@ -260,17 +260,10 @@ func TestHandOffToAWaiterThatPanics(t *testing.T) {
 func TestSharedHoldingsShareAGrant(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := newStore()
-		s.tokens = true
 		l := newLocker(t, s, &distlock.Options{HandoffCount: 3})
 		var locks []*distlock.Lock
-		var last uint64
 		for i := range 9 {
 			lock := mustAcquire(t, l, "a", distlock.Shared())
-			token, _ := lock.Token()
-			if token <= last {
-				t.Errorf("token %d after %d", token, last)
-			}
-			last = token
 			// One from the store, three that join it.
 			if n, want := s.count("acquire"), i/4+1; n != want {
 				t.Errorf("%d readers: %d grants, want %d", i+1, n, want)
@@ -294,6 +287,79 @@ func TestSharedHoldingsShareAGrant(t *testing.T) {
 		}
 		mustRelease(t, a)
 		mustRelease(t, b)
+	})
+}
+
+// Readers, permits and upgradeable locks of several processes are granted beside
+// each other, and the later one has the larger token.
+func TestP14_TokensGrowOverProcessesBesideEachOther(t *testing.T) {
+	for _, c := range []struct {
+		name        string
+		here, there distlock.AcquireOption
+		passed      bool // what is held here could be
+	}{
+		{"readers", distlock.Shared(), distlock.Shared(), false},
+		{"permits", distlock.Semaphore(2), distlock.Semaphore(2), true},
+		{"upgradeable beside a reader", distlock.Upgradeable(), distlock.Shared(), true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				s := newStore()
+				s.tokens = true
+				here, there := newLocker(t, s, nil), newLocker(t, s, nil)
+				first := mustAcquire(t, here, "a", c.here)
+				other := mustAcquire(t, there, "a", c.there)
+				var all sync.WaitGroup
+				if c.passed {
+					time.AfterFunc(time.Millisecond, func() { mustRelease(t, first) })
+				}
+				all.Go(func() {
+					second := mustAcquire(t, here, "a", c.here)
+					before, _ := other.Token()
+					if token, _ := second.Token(); token <= before {
+						t.Errorf("token %d, after %d of another process", token, before)
+					}
+					mustRelease(t, second)
+				})
+				all.Wait()
+				mustRelease(t, other)
+				if !c.passed {
+					mustRelease(t, first)
+				}
+			})
+		})
+	}
+}
+
+// Of what can't be beside anything, whatever it began as, all is passed on.
+func TestP14_WhatIsAloneIsPassedOn(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newStore()
+		s.tokens = true
+		l := newLocker(t, s, nil)
+		chain(t, l, 10, 0, distlock.Semaphore(1))
+		if n := s.count("acquire"); n != 1 {
+			t.Errorf("%d grants of the only permit", n)
+		}
+		lock := mustAcquire(t, l, "b", distlock.Upgradeable())
+		if err := lock.Upgrade(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		var all sync.WaitGroup
+		all.Go(func() {
+			next := mustAcquire(t, l, "b")
+			before, _ := lock.Token()
+			if token, _ := next.Token(); token <= before {
+				t.Errorf("token %d after %d", token, before)
+			}
+			mustRelease(t, next)
+		})
+		synctest.Wait()
+		mustRelease(t, lock)
+		all.Wait()
+		if n := s.count("acquire"); n != 2 {
+			t.Errorf("%d grants", n)
+		}
 	})
 }
 

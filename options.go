@@ -30,7 +30,9 @@ type Options struct {
 	// HandoffCount is how many times a holding may be passed on within this Locker,
 	// to the next waiter or, if it is shared, to one more reader, before the store
 	// is asked again and other processes get their turn. It saves the trips to the
-	// store. Default 64; at most 1023; negative is never.
+	// store. What others may be granted beside (permits, readers, an upgradeable
+	// lock) is passed on only where there are no tokens. Default 64; at most 1023;
+	// negative is never.
 	HandoffCount int
 
 	// HandoffTime is how long after it came from the store a holding may still be

@@ -23,13 +23,15 @@ type tenure struct {
 	lost    bool
 	token   uint64 // of the last holding; 0: none
 	handed  int    // how many holdings it had after the first
+	alone   bool   // the store grants nothing beside it
 
 	room [1]*holding // of holders: most have one
 }
 
 // newTenure returns the tenure of a new grant.
-func newTenure(hold driver.Hold, h *holding) *tenure {
+func newTenure(hold driver.Hold, h *holding, r *request) *tenure {
 	t := &tenure{hold: hold, since: time.Now()}
+	t.alone = r.mode == driver.Exclusive || r.mode == driver.Permit && r.limit == 1
 	t.holders = append(t.room[:0], h)
 	return t
 }
@@ -102,6 +104,7 @@ func (t *tenure) end() []*holding {
 func (t *tenure) upgraded(token uint64) uint64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.alone = true
 	if token != 0 {
 		token += uint64(t.handed)
 	}
@@ -121,9 +124,10 @@ func (t *tenure) resource() string {
 }
 
 // mayGoOn reports whether the tenure may have one more holding before other
-// processes get their turn.
+// processes get their turn. If others can be granted the resource meanwhile, they
+// get larger tokens, and the next one here must come from the store too.
 func (l *Locker) mayGoOn(t *tenure) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.handed < l.options.HandoffCount && time.Since(t.since) < l.options.HandoffTime && !l.gate.Closed()
+	return (t.alone || t.token == 0) && t.handed < l.options.HandoffCount && time.Since(t.since) < l.options.HandoffTime && !l.gate.Closed()
 }
