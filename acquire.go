@@ -122,8 +122,12 @@ func (l *Locker) enterInProcess(ctx context.Context, h *holding, resource string
 // enter takes the holding's place in the queue and words the queue's errors.
 func (l *Locker) enter(ctx context.Context, h *holding, resource string, r *request, waiting func()) (queue.Admission, error) {
 	h.place.Value = (*inQueue)(h)
+	wait := r.left()
+	if r.timeout != 0 {
+		wait = max(wait, 1) // time that is over is no single try, which may take longer
+	}
 	q := queue.Request{
-		Name: resource, Mode: r.mode, Limit: r.limit, Wait: r.left(), Gate: l.gate, Waiting: waiting,
+		Name: resource, Mode: r.mode, Limit: r.limit, Wait: wait, Gate: l.gate, Waiting: waiting,
 	}
 	if waiting != nil {
 		q.Orphaned = func(baton any) { l.passOrGiveUp(baton.(*tenure), h) }
