@@ -234,6 +234,7 @@ func (q *Queue) Enter(ctx context.Context, p *Place, r Request) (Admission, erro
 	s.mu.Unlock()
 
 	if r.Waiting != nil && !w.try {
+		came := time.Now()
 		told := false
 		defer func() {
 			if !told { // it panicked
@@ -242,6 +243,9 @@ func (q *Queue) Enter(ctx context.Context, p *Place, r Request) (Admission, erro
 		}()
 		r.Waiting()
 		told = true
+		if r.Wait != driver.Forever {
+			r.Wait -= time.Since(came)
+		}
 	}
 	err := w.wait(ctx, r.Wait)
 	return Admission{Waited: !w.try, Baton: w.baton, Note: w.note}, err
