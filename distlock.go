@@ -161,10 +161,15 @@ func (l *Locker) AcquireAll(ctx context.Context, resources []string, opts ...Acq
 		holding: &holding{locker: l, more: &details{names: strings.Join(names, ",")}},
 		set:     &lockSet{},
 	}
+	complete := false
+	defer func() {
+		if !complete { // also if a Trace panicked
+			l.releaseSoon(set)
+		}
+	}()
 	for _, name := range names {
 		part, err := l.acquire(ctx, name, &r)
 		if err != nil {
-			l.releaseSoon(set)
 			return nil, err
 		}
 		set.set.locks = append(set.set.locks, part)
@@ -172,9 +177,9 @@ func (l *Locker) AcquireAll(ctx context.Context, resources []string, opts ...Acq
 		part.onEnd(func(err error) { whole.end(err) })
 	}
 	if err := set.Err(); err != nil {
-		l.releaseSoon(set)
 		return nil, l.fail(set.resource(), err)
 	}
+	complete = true
 	return set, nil
 }
 

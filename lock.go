@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -171,16 +170,20 @@ func (l *Lock) Release() error {
 	return err
 }
 
-func (l *Lock) releaseSet() error {
+func (l *Lock) releaseSet() (err error) {
 	l.end(ErrReleased)
 	ctx, cancel := context.WithTimeout(context.Background(), l.locker.options.ReleaseTimeout)
 	defer cancel()
 	var errs []error
-	for _, part := range slices.Backward(l.set.locks) {
-		errs = append(errs, part.release(ctx))
+	defer func() {
+		runtime.KeepAlive(l)
+		err = errors.Join(errs...)
+	}()
+	for _, part := range l.set.locks {
+		// Deferred: the last one is released first, and all are though a Trace panics.
+		defer func() { errs = append(errs, part.release(ctx)) }()
 	}
-	runtime.KeepAlive(l)
-	return errors.Join(errs...)
+	return nil
 }
 
 // Upgrade turns an upgradeable lock into an exclusive one, without letting go
