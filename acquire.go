@@ -421,14 +421,17 @@ func (l *Locker) ask(ctx context.Context, r *request, contended bool, waiting fu
 
 // askOnce puts one question and waits for the answer until limit has passed.
 func (l *Locker) askOnce(ctx context.Context, r *request, contended bool, limit time.Duration, q question, wait time.Duration, queue bool) (a answer, pending <-chan answer, err error) {
-	if wait == 0 && l.inTime(ctx, limit) {
-		a := l.put(ctx, q, wait, queue)
-		return a, nil, a.err
-	}
 	// The question has a context of its own, which ends when nobody waits for the
 	// answer any more, unless that comes soon: a grant must not depend on the
 	// caller's.
-	asking, cancel := context.WithoutCancel(ctx), func(error) {}
+	asking, cancel := ctx, func(error) {}
+	if ctx.Done() != nil {
+		asking = context.WithoutCancel(ctx)
+	}
+	if wait == 0 && l.inTime(ctx, limit) {
+		a := l.put(asking, q, wait, queue)
+		return a, nil, a.err
+	}
 	if wait > 0 || l.bound == 0 {
 		asking, cancel = context.WithCancelCause(asking)
 	}
