@@ -69,6 +69,8 @@ func (l *Locker) attach(t *tenure, s driver.Session, sent reading) bool {
 	}
 	if l.keepers[s] != k {
 		l.keepers[s] = k
+	}
+	if k.gone == nil {
 		k.watch()
 	}
 	t.keeper = k
@@ -107,9 +109,7 @@ func (k *keeper) watch() {
 	go func() {
 		select {
 		case <-ended:
-			if !k.endIfIdle() {
-				k.lose(fmt.Errorf("%w: the session ended", ErrLost))
-			}
+			k.lose(fmt.Errorf("%w: the session ended", ErrLost))
 		case <-gone:
 		}
 	}()
@@ -154,23 +154,15 @@ func (k *keeper) end() {
 // leaveSchedule ends the looking after the session. Locker.keepersMu is held.
 func (k *keeper) leaveSchedule() {
 	k.locker.schedule.remove(k)
+	k.unwatch()
+}
+
+// unwatch ends the waiting for news of the session's end. Locker.keepersMu is held.
+func (k *keeper) unwatch() {
 	if k.gone != nil {
 		close(k.gone)
 		k.gone = nil
 	}
-}
-
-// endIfIdle ends the keeper if nothing hangs on its session.
-func (k *keeper) endIfIdle() bool {
-	k.locker.keepersMu.Lock()
-	defer k.locker.keepersMu.Unlock()
-	if len(k.tenures) > 0 {
-		return false
-	}
-	if k.renewal == nil {
-		k.end()
-	}
-	return true
 }
 
 // stopKeeping ends the keepers that are there for grants to come, and waits for
@@ -333,6 +325,13 @@ func (k *keeper) lose(err error) {
 	l.keepersMu.Lock()
 	tenures := k.tenures
 	if len(tenures) == 0 { // lost already, or given back
+		switch {
+		case k.lost():
+		case k.renewal == nil:
+			k.end()
+		default:
+			k.unwatch() // a grant that comes yet watches anew, and is told at once
+		}
 		l.keepersMu.Unlock()
 		return
 	}
