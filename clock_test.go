@@ -4,6 +4,8 @@ import (
 	"runtime"
 	"testing"
 	"time"
+
+	"github.com/distlock-go/distlock/driver"
 )
 
 // wallAt returns t on a wall clock that was set by d.
@@ -40,5 +42,19 @@ func TestP11_BootClockIsRead(t *testing.T) {
 	b := sinceBoot()
 	if a <= 0 || b < a {
 		t.Errorf("%v, then %v since boot", a, b)
+	}
+}
+
+// A renewal goes out after the clocks were read: that isn't a time before, when it
+// is asked what is to be done next.
+func TestNothingIsDueDuringARenewal(t *testing.T) {
+	n := reading{time.Now(), time.Hour}
+	sent := reading{n.t.Add(time.Microsecond), n.boot + time.Microsecond}
+	k := &keeper{
+		lease: driver.Lease{TTL: 30 * time.Second}, margin: 3 * time.Second, valid: n,
+		dueFrom: sent, pause: driver.Forever,
+	}
+	if got := k.next(n).Sub(n.t); got != 27*time.Second {
+		t.Errorf("it wakes in %v, want 27s", got)
 	}
 }

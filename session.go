@@ -209,7 +209,7 @@ func (k *keeper) look(n reading) (expired bool) {
 
 // next returns when there is something to do for the session.
 func (k *keeper) next(n reading) time.Time {
-	pause := k.pause - n.since(k.dueFrom)
+	pause := k.pause - max(n.since(k.dueFrom), 0) // a renewal goes out after n
 	if k.lease.TTL > 0 {
 		pause = min(pause, k.left(n))
 	}
