@@ -191,3 +191,62 @@ func TestP13_SessionThatEndedIdleDuringARenewal(t *testing.T) {
 		wantErr(t, lock.Release(), []error{distlock.ErrLost})
 	})
 }
+
+// The lease seems to have run out when what was handed on arrives, as the machine slept, and
+// a renewal that was under way says that it hasn't: nobody may be left with a grant that
+// nobody has, renewed for ever.
+func TestHandOffOfALeaseThatOnlySeemsToHaveRunOut(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		lease := newLease(ttl)
+		lease.renew = func(context.Context) error { time.Sleep(time.Second / 2); return nil }
+		s := leased(lease)
+		s.info.PollMin, s.info.PollMax = 10*time.Millisecond, time.Second
+		abandoned := make(chan struct{})
+		go func() {
+			select {
+			case <-lease.abandoned: // the store frees what hung on it
+				time.Sleep(ttl)
+				s.free("a", func(*hold) bool { return true })
+			case <-abandoned:
+			}
+		}()
+		defer close(abandoned)
+		stall := make(chan struct{})
+		l := newLocker(t, s, &distlock.Options{HandoffTime: time.Hour, Trace: &distlock.Trace{
+			Waiting: func(ctx context.Context, _ distlock.Event) { <-stall },
+		}})
+		first := mustAcquire(t, l, "a")
+		result := make(chan error)
+		go func() {
+			lock, err := l.Acquire(t.Context(), "a", distlock.Timeout(10*ttl))
+			if err == nil {
+				defer lock.Release()
+			}
+			result <- err
+		}()
+		time.Sleep(ttl/3 + time.Second/4) // a renewal is under way
+		mustRelease(t, first)
+		defer distlock.SkewClocks(20 * time.Second)()
+		s.session = func() driver.Session { return newLease(ttl) }
+		close(stall)
+		if err := <-result; err != nil {
+			t.Errorf("%v; %d renewals of what nobody has", err, lease.count())
+		}
+	})
+}
+
+// Release is bounded, though both the store and a renewal take their time.
+func TestP10_ReleaseIsBoundedBesideARenewalThatDoesNotListen(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		lease := newLease(ttl)
+		lease.renew = func(context.Context) error { time.Sleep(20 * time.Second); return nil }
+		s := leased(lease)
+		s.info.AnswersWithin = 5 * time.Second
+		s.release = func(context.Context, *hold) error { time.Sleep(4 * time.Second); return nil }
+		l := newLocker(t, s, nil)
+		lock := mustAcquire(t, l, "a")
+		time.Sleep(ttl/3 + time.Second)
+		within(t, 5*time.Second, "Release", func() { lock.Release() })
+		time.Sleep(time.Minute)
+	})
+}
