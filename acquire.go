@@ -286,6 +286,10 @@ func (l *Locker) joint(h *holding, r *request) *tenure {
 func (l *Locker) share(t *tenure, h *holding, c claim) (held bool, err error) {
 	token, ok := t.admit(h, c)
 	if !ok {
+		if c == succeed && t.keeper != nil {
+			// The tenure is nobody's now: its session must not be found to live after all.
+			t.keeper.lose(t.keeper.ranOut())
+		}
 		return false, nil
 	}
 	err = l.beginTenure(h, t, token)
