@@ -139,6 +139,7 @@ func (l *Locker) passOrGiveUp(t *tenure, h *holding) {
 // be released is tried again in the background.
 func (l *Locker) giveBack(ctx context.Context, t *tenure, h *holding, after <-chan struct{}) error {
 	last := l.detach(t)
+	start := time.Now()
 	var err error
 	var pending <-chan error
 	inTime := after == nil && l.inTime(ctx, l.options.ReleaseTimeout)
@@ -148,7 +149,7 @@ func (l *Locker) giveBack(ctx context.Context, t *tenure, h *holding, after <-ch
 	if inTime && last == nil && err == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, l.options.ReleaseTimeout)
+	ctx, cancel := context.WithDeadline(ctx, start.Add(l.options.ReleaseTimeout))
 	defer cancel()
 	if !inTime {
 		result := make(chan error, 1)
