@@ -23,3 +23,10 @@ func SkewClocks(by time.Duration) (restore func()) {
 	skew.Add(int64(by))
 	return func() { skew.Add(-int64(by)) }
 }
+
+// Keepers returns how many keepers there are.
+func Keepers(l *Locker) int {
+	l.keepersMu.Lock()
+	defer l.keepersMu.Unlock()
+	return len(l.keepers) + len(l.schedule.keepers)
+}
