@@ -24,7 +24,7 @@ var azurite = backend{
 	start: startAzurite,
 	contenders: []*contender{
 		{
-			name: "bare SDK calls", role: floor, note: "acquire and release of a lease on a blob that exists, with Microsoft's SDK", tests: []string{"uncontended"},
+			name: "bare SDK calls", role: floor, note: "acquire and release of a lease on a blob that exists, with Microsoft's SDK", module: "github.com/Azure/azure-sdk-for-go/sdk/storage/azblob", tests: []string{"uncontended"},
 			open: func(_ context.Context, p place) (locker, error) {
 				c, err := openContainer(p)
 				return &leases{c}, err

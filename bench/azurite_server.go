@@ -24,7 +24,7 @@ import (
 type azuriteServer struct {
 	place   place
 	cmd     *exec.Cmd
-	ended   chan error
+	ended   chan struct{} // closed when cmd has
 	release string
 	runs    int
 }
@@ -38,7 +38,7 @@ func startAzurite(ctx context.Context) (store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &azuriteServer{place: place{User: "bench", Secret: base64.StdEncoding.EncodeToString([]byte(rand.Text()))}, ended: make(chan error, 1)}
+	s := &azuriteServer{place: place{User: "bench", Secret: base64.StdEncoding.EncodeToString([]byte(rand.Text()))}, ended: make(chan struct{})}
 	s.cmd = exec.CommandContext(ctx, node, filepath.Join(dir, "dist/src/blob/main.js"), "--blobHost", "127.0.0.1", "--blobPort", "0",
 		"--silent", "--skipApiVersionCheck", "--disableTelemetry", "--inMemoryPersistence")
 	s.cmd.Env = append(os.Environ(), "AZURITE_ACCOUNTS="+s.place.User+":"+s.place.Secret)
@@ -48,11 +48,14 @@ func startAzurite(ctx context.Context) (store, error) {
 	if err := s.cmd.Start(); err != nil {
 		return nil, err
 	}
-	go func() { s.ended <- s.cmd.Wait() }()
+	go func() {
+		_ = s.cmd.Wait() // what it said tells why it ended
+		close(s.ended)
+	}()
 	select {
 	case s.place.Address = <-said.address:
-	case err := <-s.ended:
-		return nil, fmt.Errorf("azurite ended: %w: %s", err, said.text())
+	case <-s.ended:
+		return nil, fmt.Errorf("azurite ended: %s", said.text())
 	case <-time.After(time.Minute):
 		s.close()
 		return nil, errors.New("azurite doesn't listen within a minute")
@@ -176,6 +179,6 @@ func (s *azuriteServer) observe(context.Context) (observation, error) { return n
 func (s *azuriteServer) version() string { return "Azurite " + s.release }
 
 func (s *azuriteServer) close() {
-	s.cmd.Process.Kill()
+	_ = s.cmd.Process.Kill() // it may have ended by itself
 	<-s.ended
 }

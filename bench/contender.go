@@ -20,11 +20,12 @@ func (r role) String() string { return [...]string{"floor", "distlock", "peer"}[
 
 // A contender is one way to lock.
 type contender struct {
-	name  string
-	role  role
-	note  string // what it is and how it is used, or what it stands in for
-	tests []string
-	open  func(ctx context.Context, p place) (locker, error)
+	name   string
+	role   role
+	note   string // what it is and how it is used, or what it stands in for
+	module string // what it is made with, if that isn't ours
+	tests  []string
+	open   func(ctx context.Context, p place) (locker, error)
 }
 
 func (c *contender) does(test string) bool { return slices.Contains(c.tests, test) }

@@ -28,7 +28,7 @@ var file = backend{
 			open: func(_ context.Context, p place) (locker, error) { return bareFiles{p.Dir}, nil },
 		},
 		{
-			name: "gofrs/flock", role: peer, note: "TryLockContext, which tries each 10 ms, and Unlock of github.com/gofrs/flock; a Flock for each goroutine", tests: fileTests,
+			name: "gofrs/flock", role: peer, note: "TryLockContext, which tries each 10 ms, and Unlock; a Flock for each goroutine", module: "github.com/gofrs/flock", tests: fileTests,
 			open: func(_ context.Context, p place) (locker, error) { return flocks{p.Dir}, nil },
 		},
 		fileLocks("distlock", "filelock, with its tokens", ""),

@@ -9,8 +9,8 @@ import (
 )
 
 var hot = test{
-	name: "hot", title: "One name, 2 processes of 32 goroutines",
-	text:      "All acquire and release the same name as fast as they get it (in process: 64 goroutines of the one). The waits are those of Acquire, whether it had to wait or not. Of the goroutines, the one with the fewest acquisitions is compared with the one with the most; of the processes, the one with fewer has the given share. Each holder looks whether it is alone, and whether its token is larger than the last.",
+	name: "hot", title: "One name for 64 goroutines",
+	text:      "2 processes of 32 goroutines, or 1 of 64 for what is in process, acquire and release the same name as fast as they get it. The waits are those of Acquire, whether it had to wait or not. Of the goroutines, the one with the fewest acquisitions is compared with the one with the most; of the processes, the one with fewer has the given share. Each holder looks whether it is alone, and whether its token, if there is one, is larger than the last.",
 	processes: 2, goroutines: 64,
 	figures: []figure{
 		{name: "rate", title: "acquisitions", unit: perSecond, more: true, chart: true},

@@ -29,7 +29,7 @@ var local = backend{
 			open: func(context.Context, place) (locker, error) { return &mutexes{m: make(map[string]*sync.Mutex)}, nil },
 		},
 		{
-			name: "moby/locker", role: peer, note: "Lock and Unlock of github.com/moby/locker", tests: localTests,
+			name: "moby/locker", role: peer, note: "Lock and Unlock", module: "github.com/moby/locker", tests: localTests,
 			open: func(context.Context, place) (locker, error) { return named{mobylocker.New()}, nil },
 		},
 		{

@@ -61,7 +61,7 @@ func bench(ctx context.Context, args []string, out, progress io.Writer) (err err
 	var text bytes.Buffer
 	r.write(&text, charts)
 	fmt.Fprintf(out, "%s\n## Targets\n\n", text.Bytes())
-	r.writeTargets(out)
+	r.writeTargets(out, targets)
 	if docs != "" {
 		err = r.save(docs, text.Bytes())
 	}

@@ -17,6 +17,8 @@ import (
 	_ "github.com/distlock-go/distlock/mysqllock"
 )
 
+const driverModule = "github.com/go-sql-driver/mysql"
+
 // waitSeconds is what GET_LOCK waits at most, and no test as long as that.
 const waitSeconds = 60
 
@@ -27,15 +29,19 @@ var mariaDB = backend{
 	start: startMariaDB,
 	contenders: []*contender{
 		{
-			name: "bare, 1 connection", role: floor, note: "GET_LOCK and RELEASE_LOCK, prepared, on one connection that is kept; its goroutines take turns", tests: []string{"uncontended", "names", "hold"},
+			name: "bare, 1 connection", role: floor, note: "GET_LOCK and RELEASE_LOCK, prepared, on one connection that is kept; its goroutines take turns", module: driverModule, tests: []string{"uncontended", "names", "hold"},
 			open: openBareOne,
 		},
 		{
-			name: "bare, 1 connection each", role: floor, note: "the same, with a connection for each goroutine; GET_LOCK waits at the server", tests: []string{"names", "hot", "handover"},
+			name: "bare text, 1 connection", role: floor, note: "the same in text, without preparing", module: driverModule, tests: []string{"uncontended", "names"},
+			open: openBareText,
+		},
+		{
+			name: "bare, 1 connection each", role: floor, note: "the same, with a connection for each goroutine; GET_LOCK waits at the server", module: driverModule, tests: []string{"names", "hot", "handover"},
 			open: openBareEach,
 		},
 		{
-			name: "stand-in for go-mysql-lock", role: peer, note: "github.com/sanketplus/go-mysql-lock isn't served by the module proxy; this does as it does: a pooled connection for each lock, a query for its ID, GET_LOCK and RELEASE_LOCK unprepared with arguments, a goroutine that pings each second. The pool keeps all its connections", tests: []string{"uncontended", "names", "hot", "handover", "hold"},
+			name: "stand-in for go-mysql-lock", role: peer, note: "github.com/sanketplus/go-mysql-lock isn't served by the module proxy; this does as it does: a pooled connection for each lock, a query for its ID, GET_LOCK and RELEASE_LOCK unprepared with arguments, a goroutine that pings each second. The pool keeps all its connections", module: driverModule, tests: []string{"uncontended", "names", "hot", "handover", "hold"},
 			open: openStandIn,
 		},
 		mariaDBLocks,
@@ -68,7 +74,11 @@ func openPool(p place) (*sql.DB, error) {
 }
 
 // A statements is a connection with the two statements prepared.
-type statements struct{ get, release *sql.Stmt }
+type statements struct{ get, release asker }
+
+type asker interface {
+	QueryRowContext(ctx context.Context, args ...any) *sql.Row
+}
 
 func newStatements(ctx context.Context, db *sql.DB) (*statements, error) {
 	c, err := db.Conn(ctx)
@@ -95,7 +105,7 @@ func one(row *sql.Row) error {
 type bareOne struct {
 	db *sql.DB
 	mu sync.Mutex
-	*statements
+	s  *statements
 }
 
 func openBareOne(ctx context.Context, p place) (locker, error) {
@@ -104,7 +114,7 @@ func openBareOne(ctx context.Context, p place) (locker, error) {
 		return nil, err
 	}
 	s, err := newStatements(ctx, db)
-	return &bareOne{db: db, statements: s}, err
+	return &bareOne{db: db, s: s}, err
 }
 
 func (l *bareOne) client(ctx context.Context, name string) (client, error) {
@@ -124,13 +134,32 @@ type bareOneClient struct {
 func (c *bareOneClient) acquire() error {
 	c.l.mu.Lock()
 	defer c.l.mu.Unlock()
-	return one(c.l.get.QueryRowContext(c.ctx, c.name, 0))
+	return one(c.l.s.get.QueryRowContext(c.ctx, c.name, 0))
 }
 
 func (c *bareOneClient) release() error {
 	c.l.mu.Lock()
 	defer c.l.mu.Unlock()
-	return one(c.l.statements.release.QueryRowContext(c.ctx, c.name))
+	return one(c.l.s.release.QueryRowContext(c.ctx, c.name))
+}
+
+// openBareText makes the statements anew each time, with the name in them.
+func openBareText(ctx context.Context, p place) (locker, error) {
+	db, err := openPool(p)
+	if err != nil {
+		return nil, err
+	}
+	c, err := db.Conn(ctx)
+	return &bareOne{db: db, s: &statements{text{c, "SELECT GET_LOCK('%s', %d)"}, text{c, "SELECT RELEASE_LOCK('%s')"}}}, err
+}
+
+type text struct {
+	conn      *sql.Conn
+	statement string
+}
+
+func (t text) QueryRowContext(ctx context.Context, args ...any) *sql.Row {
+	return t.conn.QueryRowContext(ctx, fmt.Sprintf(t.statement, args...))
 }
 
 type bareEach struct{ db *sql.DB }

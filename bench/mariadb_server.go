@@ -138,7 +138,7 @@ func (s *mariaDBServer) run(ctx context.Context) error {
 	cmd, ended := s.cmd, make(chan struct{})
 	s.ended = ended
 	go func() {
-		cmd.Wait()
+		_ = cmd.Wait() // its log says why it ended
 		close(ended)
 	}()
 	for deadline := time.Now().Add(time.Minute); ; {
@@ -162,11 +162,11 @@ func (s *mariaDBServer) stop() {
 	if s.cmd == nil || s.cmd.Process == nil {
 		return
 	}
-	s.cmd.Process.Signal(syscall.SIGTERM)
+	_ = s.cmd.Process.Signal(syscall.SIGTERM)
 	select {
 	case <-s.ended:
 	case <-time.After(20 * time.Second):
-		s.cmd.Process.Kill()
+		_ = s.cmd.Process.Kill()
 		<-s.ended
 	}
 }

@@ -94,8 +94,8 @@ func (r *report) failures() []string {
 		for _, t := range r.settings.tests {
 			for _, c := range contendersOf(b, t) {
 				if o := r.outcomes[key{b, t, c}]; o != nil {
-					for _, err := range o.errs {
-						lines = append(lines, fmt.Sprintf("%s, %s, %s: %v", b.name, t.name, c.name, err))
+					for i, err := range o.errs {
+						lines = append(lines, fmt.Sprintf("%s, %s, %s (%d): %v", b.name, t.name, c.name, i+1, err))
 					}
 				}
 			}
@@ -110,9 +110,13 @@ func (r *report) write(w io.Writer, charts string) {
 	fmt.Fprintf(w, "Run on %s. %s.\n", r.date.UTC().Format("2 January 2006"), r.machine)
 	s := r.settings
 	fmt.Fprintf(w, "%d repeats; each figure is the median, with the least and the most in brackets. ", s.repeats)
-	fmt.Fprintf(w, "A run takes %v, with one name for all %v, of hand-overs %v; %s locks are held at once.\n", s.duration, s.hot, s.handOver, thousands(float64(s.names)))
+	fmt.Fprintf(w, "A run lasts %v, with one name %v, of hand-overs %v; %s locks are held at once.\n", s.duration, s.hot, s.handOver, thousands(float64(s.names)))
 	for _, m := range r.missing {
 		fmt.Fprintf(w, "\nLeft out: %s.\n", m)
+	}
+	fmt.Fprintf(w, "\n### What is measured\n\n")
+	for _, t := range s.tests {
+		fmt.Fprintf(w, "- **%s.** %s\n", t.title, t.text)
 	}
 	for _, b := range r.backends {
 		fmt.Fprintf(w, "\n### %s\n\n", b.title)
@@ -120,7 +124,11 @@ func (r *report) write(w io.Writer, charts string) {
 			fmt.Fprintf(w, "%s.\n\n", v)
 		}
 		for _, c := range b.contenders {
-			fmt.Fprintf(w, "- **%s** (%s): %s\n", c.name, c.role, c.note)
+			role := c.role.String()
+			if c.module != "" {
+				role += ", " + strings.TrimSpace(c.module+" "+module(c.module))
+			}
+			fmt.Fprintf(w, "- **%s** (%s): %s\n", c.name, role, c.note)
 		}
 		if charts != "" {
 			fmt.Fprintf(w, "\n![%s](%s/%s.svg)\n", b.title, charts, b.name)
@@ -149,7 +157,7 @@ func (r *report) writeTest(w io.Writer, b *backend, t *test) {
 			}
 		}
 	}
-	head := []string{b.title + ": " + strings.ToLower(t.title[:1]) + t.title[1:]}
+	head := []string{b.title}
 	ratios := []string{"× floor / × best peer"}
 	var compared []*figure
 	for _, f := range shown {
@@ -169,7 +177,7 @@ func (r *report) writeTest(w io.Writer, b *backend, t *test) {
 		}
 		rows, ratioRows = append(rows, row), append(ratioRows, ratioRow)
 	}
-	fmt.Fprintf(w, "\n#### %s\n\n%s\n\n", t.title, t.text)
+	fmt.Fprintf(w, "\n#### %s\n\n", t.title)
 	writeTable(w, rows)
 	fmt.Fprintln(w)
 	writeTable(w, ratioRows)
@@ -257,7 +265,7 @@ func format(u unit, v float64) string {
 	case bytesUsed:
 		return digits(v/1e6, 3) + " MB"
 	default:
-		if v == math.Trunc(v) {
+		if v >= 10 || math.Abs(v-math.Round(v)) < 0.005 {
 			return thousands(v)
 		}
 		return digits(v, 2)

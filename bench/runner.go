@@ -88,6 +88,14 @@ func runAll(ctx context.Context, s *settings, progress io.Writer) (*report, erro
 	return rep, nil
 }
 
+// sound returns what the watch has found.
+func (r *run) sound() error {
+	if r.violations+r.unordered == 0 {
+		return nil
+	}
+	return fmt.Errorf("a holder wasn't alone %d times, and a token not larger than the last %d times", r.violations, r.unordered)
+}
+
 func contendersOf(b *backend, t *test) []*contender {
 	var all []*contender
 	for _, c := range b.contenders {
@@ -109,7 +117,7 @@ func brief(t *test, values map[string]float64, err error) string {
 
 // measure makes one run: it starts the workers, keeps them in step, and asks
 // what they measured.
-func measure(ctx context.Context, s *settings, st store, b *backend, t *test, c *contender) (map[string]float64, error) {
+func measure(ctx context.Context, s *settings, st store, b *backend, t *test, c *contender) (values map[string]float64, err error) {
 	p, err := st.prepare(ctx, t.name)
 	if err != nil {
 		return nil, err
@@ -124,7 +132,7 @@ func measure(ctx context.Context, s *settings, st store, b *backend, t *test, c 
 	if err != nil {
 		return nil, err
 	}
-	defer m.unmap()
+	defer func() { err = errors.Join(err, m.unmap()) }()
 
 	processes := t.processes
 	if b.alone {
@@ -134,7 +142,7 @@ func measure(ctx context.Context, s *settings, st store, b *backend, t *test, c 
 	defer func() {
 		cancel()
 		for _, w := range workers {
-			w.cmd.Wait()
+			_ = w.cmd.Wait() // what went wrong is known from what it said
 		}
 	}()
 	for i := range processes {
@@ -168,7 +176,7 @@ func measure(ctx context.Context, s *settings, st store, b *backend, t *test, c 
 			r.after, err = st.observe(ctx)
 		default:
 			r.violations, r.unordered = m.violations.Load(), m.unordered.Load()
-			return t.reckon(r), nil
+			return t.reckon(r), r.sound()
 		}
 		if err != nil {
 			return nil, err
