@@ -78,9 +78,10 @@ func parse(args []string, out io.Writer) (s *settings, docs string, err error) {
 	which := flags.String("backends", listOf(backends, func(b *backend) string { return b.name }), "backends, with commas")
 	what := flags.String("tests", listOf(tests, func(t *test) string { return t.name }), "tests, with commas")
 	flags.IntVar(&s.repeats, "repeats", 3, "how often all is done")
-	flags.DurationVar(&s.duration, "duration", time.Second, "length of a run")
-	flags.DurationVar(&s.hot, "hot", 5*time.Second, "length of a run with one name for all")
-	flags.DurationVar(&s.handOver, "handover", 3*time.Second, "length of a run of hand-overs")
+	flags.DurationVar(&s.duration, "duration", time.Second, "length of the tests uncontended and names, for each contender and repeat")
+	flags.IntVar(&s.short, "turns", 5, "how often the contenders take turns in that")
+	flags.DurationVar(&s.hot, "hot", 5*time.Second, "length of the test hot")
+	flags.DurationVar(&s.handOver, "handover", 3*time.Second, "length of the test handover")
 	flags.IntVar(&s.names, "hold", 5000, "locks to hold at once")
 	flags.StringVar(&docs, "o", "", "folder whose benchmarks.md gets the report, and whose folder benchmarks the charts: docs")
 	if err := flags.Parse(args); err != nil {
@@ -89,8 +90,8 @@ func parse(args []string, out io.Writer) (s *settings, docs string, err error) {
 	if flags.NArg() > 0 {
 		return nil, "", fmt.Errorf("unknown arguments %q", flags.Args())
 	}
-	if s.repeats < 1 || s.names < 1 || min(s.duration, s.hot, s.handOver) <= 0 {
-		return nil, "", errors.New("repeats, hold and the lengths must be more than 0")
+	if min(s.repeats, s.names, s.short) < 1 || min(s.duration, s.hot, s.handOver) <= 0 {
+		return nil, "", errors.New("repeats, turns, hold and the lengths must be more than 0")
 	}
 	if s.backends, err = pick(*which, "backend", backends, func(b *backend) string { return b.name }); err != nil {
 		return nil, "", err

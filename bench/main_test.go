@@ -85,7 +85,7 @@ func (failing) close() error                                     { return nil }
 func runBench(t *testing.T, args string) (text string, err error) {
 	t.Helper()
 	var out, progress bytes.Buffer
-	err = bench(t.Context(), strings.Fields("-repeats 1 -duration 20ms -hot 100ms -handover 40ms -hold 100 "+args), &out, &progress)
+	err = bench(t.Context(), strings.Fields("-repeats 1 -turns 2 -duration 40ms -hot 100ms -handover 40ms -hold 100 "+args), &out, &progress)
 	t.Log(progress.String())
 	return out.String(), err
 }
@@ -215,6 +215,7 @@ func TestArguments(t *testing.T) {
 		"-tests hot,,":      `no test ""`,
 		"-repeats 0":        "more than 0",
 		"-hot -1s":          "more than 0",
+		"-turns 0":          "more than 0",
 		"docs":              `unknown arguments ["docs"]`,
 		"-backends hot,hot": `no backend "hot"`,
 	} {
@@ -241,7 +242,7 @@ var madeUp = backend{
 
 // aReport has made-up figures.
 func aReport() *report {
-	s := &settings{tests: []*test{&uncontended, &hot}, repeats: 3, duration: time.Second, hot: 5 * time.Second, handOver: 3 * time.Second, names: 5000}
+	s := &settings{tests: []*test{&uncontended, &hot}, repeats: 3, duration: time.Second, short: 5, hot: 5 * time.Second, handOver: 3 * time.Second, names: 5000}
 	r := newReport(s)
 	r.machine = "Abacus, 2 cores; Linux 6.1 x86_64; go1.26"
 	r.date = time.Date(2026, 2, 3, 4, 5, 6, 0, time.UTC)

@@ -28,10 +28,29 @@ type key struct {
 	contender *contender
 }
 
-// An outcome has a value of each figure for each repeat.
+// An outcome has a value of each figure for each time that it was measured.
 type outcome struct {
 	values map[string][]float64
 	errs   []error
+}
+
+func newOutcome() *outcome { return &outcome{values: make(map[string][]float64)} }
+
+func (o *outcome) add(values map[string]float64, err error) {
+	if err != nil {
+		o.errs = append(o.errs, err)
+	}
+	for name, v := range values {
+		o.values[name] = append(o.values[name], v)
+	}
+}
+
+func (o *outcome) medians() map[string]float64 {
+	m := make(map[string]float64)
+	for name, values := range o.values {
+		m[name] = median(values)
+	}
+	return m
 }
 
 func newReport(s *settings) *report {
@@ -43,17 +62,10 @@ func newReport(s *settings) *report {
 
 func (r *report) add(b *backend, t *test, c *contender, values map[string]float64, err error) {
 	k := key{b, t, c}
-	o := r.outcomes[k]
-	if o == nil {
-		o = &outcome{values: make(map[string][]float64)}
-		r.outcomes[k] = o
+	if r.outcomes[k] == nil {
+		r.outcomes[k] = newOutcome()
 	}
-	if err != nil {
-		o.errs = append(o.errs, err)
-	}
-	for name, v := range values {
-		o.values[name] = append(o.values[name], v)
-	}
+	r.outcomes[k].add(values, err)
 }
 
 // value returns the median of the repeats.
@@ -110,7 +122,8 @@ func (r *report) write(w io.Writer, charts string) {
 	fmt.Fprintf(w, "Run on %s. %s.\n", r.date.UTC().Format("2 January 2006"), r.machine)
 	s := r.settings
 	fmt.Fprintf(w, "%d repeats; each figure is the median, with the least and the most in brackets. ", s.repeats)
-	fmt.Fprintf(w, "A run lasts %v, with one name %v, of hand-overs %v; %s locks are held at once.\n", s.duration, s.hot, s.handOver, thousands(float64(s.names)))
+	fmt.Fprintf(w, "A repeat lasts %v for each contender, in %d turns (the median of which it is), with one name %v, of hand-overs %v; %s locks are held at once.\n",
+		s.duration, s.short, s.hot, s.handOver, thousands(float64(s.names)))
 	for _, m := range r.missing {
 		fmt.Fprintf(w, "\nLeft out: %s.\n", m)
 	}

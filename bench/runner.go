@@ -25,6 +25,7 @@ type settings struct {
 	hot      time.Duration
 	handOver time.Duration
 	names    int // to hold
+	short    int // turns of the tests that can be short
 	dir      string
 }
 
@@ -35,7 +36,16 @@ func (s *settings) length(t *test) time.Duration {
 	case &handOver:
 		return s.handOver
 	}
-	return s.duration
+	return s.duration / time.Duration(s.turns(t))
+}
+
+// turns returns how often the contenders take turns in one repeat. Where a run
+// says much in little time they do it often, so that the machine's moods hit all.
+func (s *settings) turns(t *test) int {
+	if t == &uncontended || t == &names {
+		return s.short
+	}
+	return 1
 }
 
 // limit is how much longer than its measuring a run may take.
@@ -72,12 +82,22 @@ func runAll(ctx context.Context, s *settings, progress io.Writer) (*report, erro
 		for _, b := range rep.backends {
 			for _, t := range s.tests {
 				all := contendersOf(b, t)
-				for i := range all {
-					c := all[(i+repeat)%len(all)] // nobody is always the first
-					values, err := measure(ctx, s, stores[b], b, t, c)
-					if ctx.Err() != nil {
-						return nil, context.Cause(ctx)
+				turns := make(map[*contender]*outcome)
+				for turn := range s.turns(t) {
+					for i := range all {
+						c := all[(i+turn+repeat)%len(all)] // nobody is always the first
+						values, err := measure(ctx, s, stores[b], b, t, c)
+						if ctx.Err() != nil {
+							return nil, context.Cause(ctx)
+						}
+						if turns[c] == nil {
+							turns[c] = newOutcome()
+						}
+						turns[c].add(values, err)
 					}
+				}
+				for _, c := range all {
+					values, err := turns[c].medians(), errors.Join(turns[c].errs...)
 					rep.add(b, t, c, values, err)
 					done++
 					fmt.Fprintf(progress, "%4d/%d %4.0fs  %s, %s, %s: %s\n", done, runs, time.Since(began).Seconds(), b.name, t.name, c.name, brief(t, values, err))
