@@ -63,12 +63,13 @@ func writeChart(w io.Writer, title string, panels []panel) {
 		height += above + row*len(p.bars) + below
 	}
 	fmt.Fprintf(w, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" role="img" aria-label="%s">`+"\n", width, height, width, height, html.EscapeString(title))
-	// Without a background, in colours that can be read on white and on black.
+	// Without a background, in colours that can be read on white and on black, also
+	// by what knows no media queries.
 	fmt.Fprint(w, `<style>
-text { font: 13px system-ui, sans-serif; fill: #57606a }
+text { font: 13px system-ui, sans-serif; fill: #6e7781 }
 .h1 { font-size: 18px; font-weight: 600 } .h2 { font-size: 14px; font-weight: 600 } .note { font-size: 12px }
 .floor { fill: #8c959f } .ours { fill: #2f7fe0 } .peer { fill: #d08b35 }
-line { stroke: #57606a; stroke-width: 1.5 } .axis { stroke: #8c959f; stroke-width: 1 }
+line { stroke: #6e7781; stroke-width: 1.5 } .axis { stroke: #8c959f; stroke-width: 1 }
 @media (prefers-color-scheme: dark) { text { fill: #b4bcc6 } line { stroke: #d0d7de } }
 </style>
 `)

@@ -25,6 +25,7 @@ type contender struct {
 	note   string // what it is and how it is used, or what it stands in for
 	module string // what it is made with, if that isn't ours
 	tests  []string
+	serial bool // one goroutine does it, whatever the test has
 	open   func(ctx context.Context, p place) (locker, error)
 }
 

@@ -19,7 +19,7 @@ var hold = test{
 		{name: "take", title: "take all", unit: nanoseconds, chart: true},
 		{name: "release", title: "release all", unit: nanoseconds},
 		{name: "connections", title: "connections", unit: count, chart: true},
-		{name: "descriptors", title: "descriptors", unit: count, chart: true},
+		{name: "descriptors", title: "descriptors", unit: count},
 		{name: "memory", title: "client memory", unit: bytesUsed, chart: true},
 		{name: "server", title: "server memory", unit: bytesUsed, chart: true},
 	},

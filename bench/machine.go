@@ -14,7 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// machine returns a line on the processor, the system and Go.
+// machine returns a line on the processor, the system and Go, and on how busy it
+// is.
 func machine() string {
 	model := "unknown processor"
 	if b, err := os.ReadFile("/proc/cpuinfo"); err == nil {
@@ -30,7 +31,11 @@ func machine() string {
 	if unix.Uname(&u) == nil {
 		kernel = unix.ByteSliceToString(u.Sysname[:]) + " " + unix.ByteSliceToString(u.Release[:]) + " " + unix.ByteSliceToString(u.Machine[:])
 	}
-	return fmt.Sprintf("%s, %d cores; %s; %s", model, runtime.NumCPU(), kernel, runtime.Version())
+	load := ""
+	if b, err := os.ReadFile("/proc/loadavg"); err == nil {
+		load = "; load before " + strings.Fields(string(b))[0]
+	}
+	return fmt.Sprintf("%s, %d cores; %s; %s%s", model, runtime.NumCPU(), kernel, runtime.Version(), load)
 }
 
 // module returns the version of a module that this program is built with.

@@ -85,7 +85,7 @@ func (failing) close() error                                     { return nil }
 func runBench(t *testing.T, args string) (text string, err error) {
 	t.Helper()
 	var out, progress bytes.Buffer
-	err = bench(t.Context(), strings.Fields("-repeats 1 -turns 2 -duration 40ms -hot 100ms -handover 40ms -hold 100 "+args), &out, &progress)
+	err = bench(t.Context(), strings.Fields("-repeats 1 -turns 1 -duration 20ms -hot 50ms -handover 30ms -hold 50 "+args), &out, &progress)
 	t.Log(progress.String())
 	return out.String(), err
 }
@@ -203,7 +203,7 @@ func TestMissingStore(t *testing.T) {
 		name: "nowhere", title: "Nowhere",
 		start: func(context.Context) (store, error) { return nil, errors.New("no server") },
 	})
-	text, err := runBench(t, "-backends nowhere,local -tests uncontended")
+	text, err := runBench(t, "-backends nowhere,local -tests uncontended -turns 3")
 	if err != nil || !strings.Contains(text, "Left out: Nowhere: no server.") || !strings.Contains(text, "| moby/locker ") {
 		t.Errorf("%v\n%s", err, text)
 	}

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"sync"
 	"time"
 
 	"github.com/go-sql-driver/mysql"
@@ -29,15 +28,15 @@ var mariaDB = backend{
 	start: startMariaDB,
 	contenders: []*contender{
 		{
-			name: "bare, 1 connection", role: floor, note: "GET_LOCK and RELEASE_LOCK, prepared, on one connection that is kept; its goroutines take turns", module: driverModule, tests: []string{"uncontended", "names", "hold"},
+			name: "bare, 1 connection", role: floor, note: "GET_LOCK and RELEASE_LOCK, prepared, on one connection that is kept, by one goroutine also where others have 64", module: driverModule, serial: true, tests: []string{"uncontended", "names", "hold"},
 			open: openBareOne,
 		},
 		{
-			name: "bare text, 1 connection", role: floor, note: "the same in text, without preparing", module: driverModule, tests: []string{"uncontended", "names"},
+			name: "bare text, 1 connection", role: floor, note: "the same in text, without preparing", module: driverModule, serial: true, tests: []string{"uncontended", "names"},
 			open: openBareText,
 		},
 		{
-			name: "bare, 1 connection each", role: floor, note: "the same, with a connection for each goroutine; GET_LOCK waits at the server", module: driverModule, tests: []string{"names", "hot", "handover"},
+			name: "bare, 1 connection each", role: floor, note: "the same, prepared, with a connection for each goroutine; GET_LOCK waits at the server", module: driverModule, tests: []string{"names", "hot", "handover"},
 			open: openBareEach,
 		},
 		{
@@ -104,7 +103,6 @@ func one(row *sql.Row) error {
 
 type bareOne struct {
 	db *sql.DB
-	mu sync.Mutex
 	s  *statements
 }
 
@@ -132,14 +130,10 @@ type bareOneClient struct {
 }
 
 func (c *bareOneClient) acquire() error {
-	c.l.mu.Lock()
-	defer c.l.mu.Unlock()
 	return one(c.l.s.get.QueryRowContext(c.ctx, c.name, 0))
 }
 
 func (c *bareOneClient) release() error {
-	c.l.mu.Lock()
-	defer c.l.mu.Unlock()
 	return one(c.l.s.release.QueryRowContext(c.ctx, c.name))
 }
 

@@ -158,6 +158,10 @@ func measure(ctx context.Context, s *settings, st store, b *backend, t *test, c 
 	if b.alone {
 		processes = 1
 	}
+	goroutines := t.goroutines / processes
+	if c.serial {
+		goroutines = 1
+	}
 	workers := make([]*process, 0, processes)
 	defer func() {
 		cancel()
@@ -168,7 +172,7 @@ func measure(ctx context.Context, s *settings, st store, b *backend, t *test, c 
 	for i := range processes {
 		w, err := startWorker(ctx, job{
 			Backend: b.name, Contender: c.name, Test: t.name, Place: p, Shared: path, Index: i,
-			Goroutines: t.goroutines / processes, Names: s.names, Duration: s.length(t),
+			Goroutines: goroutines, Names: s.names, Duration: s.length(t),
 		})
 		if err != nil {
 			return nil, err
