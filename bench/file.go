@@ -84,19 +84,10 @@ func (f *files) close() { os.RemoveAll(f.dir) }
 type bareFiles struct{ dir string }
 
 func (l bareFiles) client(_ context.Context, name string) (client, error) {
-	path := filepath.Join(l.dir, name)
-	return &bareFile{path: path}, create(path)
+	return &bareFile{path: filepath.Join(l.dir, name)}, nil
 }
 
 func (l bareFiles) close() error { return nil }
-
-func create(path string) error {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return err
-	}
-	return f.Close()
-}
 
 type bareFile struct {
 	noTokens
@@ -106,7 +97,7 @@ type bareFile struct {
 }
 
 func (c *bareFile) acquire() (err error) {
-	if c.fd, err = unix.Open(c.path, unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
+	if c.fd, err = unix.Open(c.path, unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC, 0o600); err != nil {
 		return err
 	}
 	for {
@@ -122,8 +113,7 @@ func (c *bareFile) release() error { return unix.Close(c.fd) }
 type flocks struct{ dir string }
 
 func (l flocks) client(ctx context.Context, name string) (client, error) {
-	path := filepath.Join(l.dir, name)
-	return &flockClient{ctx: ctx, f: flock.New(path)}, create(path)
+	return &flockClient{ctx: ctx, f: flock.New(filepath.Join(l.dir, name))}, nil
 }
 
 func (l flocks) close() error { return nil }

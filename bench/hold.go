@@ -13,7 +13,7 @@ import (
 
 var hold = test{
 	name: "hold", title: "Many locks held at once",
-	text:      "64 goroutines of one process take locks of as many names as said above, hold them all, and give them back. Memory of the client is its heap and stacks in use after a collection, and of the server what it has resident, less what they were before; the server is started anew each time.",
+	text:      "64 goroutines of one process take locks of as many names as said above, hold them all, and give them back; nobody has locked these names before. Memory of the client is its heap and stacks in use after a collection, and of the server what it has resident, less what they were before; the server is started anew each time.",
 	processes: 1, goroutines: 64,
 	figures: []figure{
 		{name: "take", title: "take all", unit: nanoseconds, chart: true},
