@@ -33,7 +33,7 @@ func machine() string {
 	}
 	load := ""
 	if b, err := os.ReadFile("/proc/loadavg"); err == nil {
-		load = "; load before " + strings.Fields(string(b))[0]
+		load = "; load average before the run " + strings.Fields(string(b))[0]
 	}
 	return fmt.Sprintf("%s, %d cores; %s; %s%s", model, runtime.NumCPU(), kernel, runtime.Version(), load)
 }

@@ -121,8 +121,8 @@ func (r *report) failures() []string {
 func (r *report) write(w io.Writer, charts string) {
 	fmt.Fprintf(w, "Run on %s. %s.\n", r.date.UTC().Format("2 January 2006"), r.machine)
 	s := r.settings
-	fmt.Fprintf(w, "%d repeats; each figure is the median, with the least and the most in brackets. ", s.repeats)
-	fmt.Fprintf(w, "A repeat lasts %v for each contender, in %d turns (the median of which it is), with one name %v, of hand-overs %v; %s locks are held at once.\n",
+	fmt.Fprintf(w, "\nRepeats: %d. Each figure is their median, with the least and the most in brackets. ", s.repeats)
+	fmt.Fprintf(w, "In a repeat each contender has %v for each test of free locks (turns: %d, and the median of these is taken), %v for the one name, %v for hand-overs, and %s locks to hold.\n",
 		s.duration, s.short, s.hot, s.handOver, thousands(float64(s.names)))
 	for _, m := range r.missing {
 		fmt.Fprintf(w, "\nLeft out: %s.\n", m)
