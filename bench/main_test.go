@@ -295,7 +295,8 @@ func TestReport(t *testing.T) {
 	r.writeTargets(&text, []target{
 		{&madeUp, &uncontended, "distlock", "time", 1.5, "pen"},
 		{&madeUp, &uncontended, "distlock", "allocations", 3.4, ""},
-		{&madeUp, &hot, "distlock", "rate", 0.5, "pencil"},
+		{&madeUp, &uncontended, "distlock", "time", 1.4, "pen"},
+		{&madeUp, &hot, "distlock", "rate", 0.5, "floor"},
 		{&madeUp, &hot, "distlock", "fairness", 0.91, ""},
 		{&madeUp, &hot, "distlock", "rate", 0.5, "pen"},     // who has no figure
 		{&madeUp, &hold, "distlock", "take", 100, ""},       // which wasn't run
