@@ -202,18 +202,20 @@ type Admission struct {
 func (q *Queue) EnterFree(p *Place, name string, mode driver.Mode, limit int, g *Gate) bool {
 	s := q.shard(name)
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	if g.Closed() {
+		s.mu.Unlock()
 		return false
 	}
 	e := s.find(name, mode == driver.Permit)
 	p.ask(e, mode, limit)
-	if e.head != nil || !e.admissible(p) {
+	free := e.head == nil && e.admissible(p)
+	if free {
+		q.admit(p)
+	} else {
 		e.rest()
-		return false
 	}
-	q.admit(p)
-	return true
+	s.mu.Unlock()
+	return free
 }
 
 // ask notes what the place is for.
