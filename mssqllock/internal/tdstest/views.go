@@ -59,11 +59,15 @@ var lockColumns = []column{
 	{"request_owner_type", nvarchar(60)},
 }
 
-// describe is resource_description of an application lock: principal id, up to
-// 32 characters of the name, and a hash, which here is any.
+// describe is resource_description of an application lock. learn.microsoft.com:
+// "sys.dm_tran_locks", Resource details: principal id, up to 32 characters of the
+// name, and a hash of all of it, which here is any.
 func (k resourceKey) describe() string {
-	id := 0 // public
-	if k.principal == "dbo" {
+	id := 5 // a user, whichever
+	switch k.principal {
+	case "public":
+		id = 0
+	case "dbo":
 		id = 1
 	}
 	h := fnv.New32a()
