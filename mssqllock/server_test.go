@@ -51,9 +51,9 @@ func TestMain(m *testing.M) {
 // uses.
 func leftGoroutines() string {
 	var left []string
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); runtime.Gosched() {
-		stacks := make([]byte, 4<<20)
-		stacks = stacks[:runtime.Stack(stacks, true)]
+	room := make([]byte, 4<<20)
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		stacks := room[:runtime.Stack(room, true)]
 		left = left[:0]
 		for i, stack := range strings.Split(string(stacks), "\n\n") {
 			if i > 0 && (strings.Contains(stack, "distlock/") || strings.Contains(stack, "go-mssqldb")) {
@@ -147,11 +147,12 @@ func ownServer(t testing.TB, cfg tdstest.Config) *testServer {
 func startTDS(t testing.TB, cfg tdstest.Config) *testServer {
 	t.Helper()
 	s := &testServer{user: "locker", password: "pass word/%-secret"}
-	limited := tdstest.User{Password: s.password, NoViewServerState: true, NoKill: true, NoSequences: true}
+	limited := tdstest.User{Password: s.password, NoViewServerState: true, NoKill: true, NoSequences: true, NoOwnLocks: true}
 	cfg.Users = map[string]tdstest.User{
 		tdstest.DefaultUser: {Password: tdstest.DefaultPassword},
 		s.user:              {Password: s.password},
 		"limited":           limited,
+		"outsider":          {Password: s.password, NoOwnLocks: true},
 	}
 	var err error
 	if s.tds, err = tdstest.New(cfg); err != nil {
@@ -267,7 +268,7 @@ func (s *testServer) locks(t testing.TB, name string) int {
 	return s.number(t, "SELECT COUNT(*) FROM sys.dm_tran_locks WHERE resource_type = 'APPLICATION' AND CHARINDEX(@p1, resource_description) = 1", shown(name))
 }
 
-const waitingFor = "FROM sys.dm_tran_locks WHERE resource_type = 'APPLICATION' AND request_status <> 'GRANT' AND CHARINDEX(@p1, resource_description) = 1"
+const waitingFor = "FROM sys.dm_tran_locks WHERE resource_type = 'APPLICATION' AND request_status IN ('WAIT', 'CONVERT') AND CHARINDEX(@p1, resource_description) = 1"
 
 // waiters counts the sessions that wait for the name at the server.
 func (s *testServer) waiters(t testing.TB, name string) int {
