@@ -10,6 +10,7 @@ package tdstest
 
 import (
 	"bufio"
+	"crypto/tls"
 	"fmt"
 	"net"
 	"net/url"
@@ -33,6 +34,8 @@ type Config struct {
 	ReadOnly bool
 	// ServerName is @@SERVERNAME. Default TDSTEST.
 	ServerName string
+	// Certificate is for TLS, which the server has only with one.
+	Certificate *tls.Certificate
 	// Users are the logins, by name. Each is a member of public and of dbo.
 	Users map[string]User
 }

@@ -19,6 +19,7 @@ type session struct {
 	w    tokenWriter
 	user User
 
+	encrypted bool // all of it
 	login     login
 	loginTime time.Time
 

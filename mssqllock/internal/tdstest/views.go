@@ -18,6 +18,11 @@ func (x *executor) view(ref tableRef) (*result, error) {
 		return &result{cols: lockColumns, rows: x.s.srv.locks.rows()}, nil
 	case "sys.dm_exec_sessions":
 		return &result{cols: sessionColumns, rows: x.sessionRows()}, nil
+	case "sys.dm_exec_connections":
+		if err := x.mayViewState(); err != nil {
+			return nil, err
+		}
+		return &result{cols: connectionColumns, rows: x.connectionRows()}, nil
 	case "sys.dm_exec_requests":
 		return &result{cols: requestColumns, rows: x.requestRows()}, nil
 	case "sys.sequences":
@@ -159,6 +164,20 @@ func (x *executor) sessionRows() [][]value {
 			{t: sqlType{kind: kSmallInt}, v: databaseID(database)},
 			open, intValue(-1),
 		})
+	}
+	return rows
+}
+
+var connectionColumns = []column{
+	{"session_id", tInt},
+	{"encrypt_option", nvarchar(40)},
+}
+
+func (x *executor) connectionRows() [][]value {
+	var rows [][]value
+	for _, s := range x.s.srv.list() {
+		option := map[bool]string{false: "FALSE", true: "TRUE"}[s.encrypted]
+		rows = append(rows, []value{intValue(int64(s.spid)), textValue(option)})
 	}
 	return rows
 }
