@@ -372,9 +372,6 @@ func TestInTxCanceledTooLate(t *testing.T) {
 	if theServer(t).tds == nil {
 		t.Skip("only the test server can be held up at that moment")
 	}
-	s := ownServer(t, tdstest.Config{})
-	db := s.pool(t, s.addr())
-	normal, _ := s.locker(t, s.addr(), nil)
 	const first, second = 1, 2
 	for _, c := range []struct {
 		name     string
@@ -392,7 +389,10 @@ func TestInTxCanceledTooLate(t *testing.T) {
 		{"second, not answered, had before", second, true, "Shared", "Exclusive", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			tx := begin(t, db)
+			t.Parallel()
+			s := ownServer(t, tdstest.Config{})
+			normal, _ := s.locker(t, s.addr(), nil)
+			tx := begin(t, s.pool(t, s.addr()))
 			if c.before != "" {
 				if err := InTx(t.Context(), tx, t.Name(), distlock.Shared()); err != nil {
 					t.Fatal(err)

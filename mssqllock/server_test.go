@@ -71,7 +71,7 @@ func serve() {
 // otherServer returns the URL of a test server in another process.
 func otherServer(t testing.TB) string {
 	t.Helper()
-	server := exec.Command(os.Args[0]) //nolint:noctx // it ends with its input
+	server := exec.Command(os.Args[0])
 	server.Env = append(os.Environ(), serveTDS+"=1")
 	server.Stderr = os.Stderr
 	in, err := server.StdinPipe()

@@ -2,6 +2,7 @@ package tdstest
 
 import (
 	"bufio"
+	"context"
 	"crypto/tls"
 	"net"
 )
@@ -26,7 +27,7 @@ func (s *session) tlsConfig() *tls.Config {
 
 // secure has TLS around all that follows.
 func (s *session) secure(c *tls.Conn) bool {
-	if c.Handshake() != nil {
+	if c.HandshakeContext(context.Background()) != nil {
 		return false
 	}
 	s.in, s.w.p.w = bufio.NewReaderSize(c, 8192), c
