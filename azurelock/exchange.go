@@ -59,8 +59,8 @@ func exchange(ctx context.Context, n tries, f func(ctx context.Context) error) (
 		q := &question{caller: ctx}
 		try, cancel := context.WithTimeout(q.context(), n[i])
 		err := f(try)
-		if q.noToken != nil {
-			err = &tokenError{q.noToken} // the SDK may make of it that its time was over
+		if why := q.noToken.Load(); why != nil && err != nil {
+			err = &tokenError{*why} // the SDK may make of it that its time was over
 		}
 		if err != nil && try.Err() != nil && ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
 			err = &noAnswerError{n[i], q.asked()}
@@ -81,8 +81,8 @@ func exchange(ctx context.Context, n tries, f func(ctx context.Context) error) (
 
 // question is one try. It is known to what is below the SDK by its context.
 type question struct {
-	caller  context.Context // of all tries
-	noToken error           // what the credential of the environment said
+	caller  context.Context       // of all tries
+	noToken atomic.Pointer[error] // what the credential of the environment said
 	host    atomic.Pointer[string]
 }
 

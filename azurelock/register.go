@@ -210,7 +210,7 @@ func (c *lastResort) GetToken(ctx context.Context, o policy.TokenRequestOptions)
 		err = fmt.Errorf("%s, and no other credential answered within %v", c.why, tokenTime)
 	}
 	if ok {
-		q.noToken = err
+		q.noToken.Store(&err)
 	}
 	return t, err
 }

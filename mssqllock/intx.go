@@ -64,7 +64,10 @@ func (b *txBackend) end(keep bool) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.over = true
-	if !keep && b.got != "" {
+	if keep {
+		return nil
+	}
+	if b.got != "" {
 		b.undo(b.got)
 	}
 	return b.left
