@@ -96,6 +96,10 @@ func (l *Locker) acquireInProcess(ctx context.Context, resource string, r *reque
 		holding holding
 	}{holding: holding{locker: l}}
 	both.lock.holding = &both.holding
+	both.holding.place.Value = (*inQueue)(&both.holding)
+	if l.queue.EnterFree(&both.holding.place, resource, r.mode, r.limit, l.gate) {
+		return &both.lock, nil
+	}
 	if err := l.enterInProcess(ctx, &both.holding, resource, r, nil); err != nil {
 		return nil, l.fail(resource, err)
 	}

@@ -32,6 +32,7 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 	}
 	asking, cancel := patient(ctx)
 	defer cancel()
+	begun := time.Now()
 	n := b.candidates(r)
 	first := rand.N(n) // not all who come for a permit shall ask for the same one
 	for i := range n {
@@ -39,6 +40,9 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 		if ctx.Err() != nil {
 			b.remember(r.Owner.ID, outcome{})
 			return driver.Grant{}, ctx.Err()
+		}
+		if time.Since(begun) > permitsTime {
+			return driver.Grant{}, driver.ErrHeld // all that were asked for are; the next try begins elsewhere
 		}
 		h, doubt, err := b.lease(asking, t, r)
 		if errors.Is(err, driver.ErrHeld) {
@@ -65,6 +69,10 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 	}
 	return driver.Grant{}, driver.ErrHeld
 }
+
+// permitsTime bounds how long a try asks for one permit after the other. Package
+// distlock gives it five seconds, and would take the service for silent then.
+const permitsTime = 4 * time.Second
 
 // mostRounds is how often a blob or container is created that is gone again
 // when it is to be leased.
@@ -118,7 +126,10 @@ func (b *Backend) lease(ctx context.Context, t target, r driver.Request) (*hold,
 		doubt, err := exchange(ctx, acquireTries, func(ctx context.Context) error {
 			var err error
 			leased, err = l.AcquireLease(ctx, seconds, nil)
-			return err
+			if err != nil {
+				return err
+			}
+			return checkID(leased.LeaseID, h.id)
 		})
 		left = left.and(doubt)
 		missing := bloberror.HasCode(err, bloberror.BlobNotFound) ||

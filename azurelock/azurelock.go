@@ -34,7 +34,7 @@
 // AZURE_STORAGE_CONNECTION_STRING, if the URL names neither account nor
 // endpoint; else the account (AZURE_STORAGE_ACCOUNT, if the URL has none) with
 // AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN, or, without either, what
-// azidentity.NewDefaultAzureCredential finds.
+// azidentity.NewDefaultAzureCredential finds within 4.5 seconds.
 //
 // # How it locks
 //
@@ -64,7 +64,8 @@
 // same as Medallion.
 //
 // A semaphore of n permits is n blobs below __distlock__/permits/, tried from a
-// random one on; a try that fails costs n requests.
+// random one on; a try that fails costs n requests. After four seconds it is
+// given up, although one that wasn't asked for may be free.
 //
 // # Waiting
 //

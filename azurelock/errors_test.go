@@ -8,8 +8,11 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/Azure/azure-sdk-for-go/sdk/azcore"
+	"github.com/Azure/azure-sdk-for-go/sdk/azcore/policy"
 	"github.com/Azure/azure-sdk-for-go/sdk/storage/azblob/bloberror"
 	"github.com/Azure/azure-sdk-for-go/sdk/storage/azblob/container"
 	"github.com/Azure/azure-sdk-for-go/sdk/storage/azblob/sas"
@@ -35,9 +38,161 @@ func scripted(t *testing.T, o *Options, answers map[string]string) *Backend {
 			if code != "" {
 				h.Set("x-ms-error-code", code)
 			}
+			if op := operation(r); op == "acquire" || op == "renew" {
+				h.Set("x-ms-lease-id", leaseID(r))
+			}
 			return &http.Response{StatusCode: n, Status: http.StatusText(n), Header: h, Body: io.NopCloser(strings.NewReader("")), Request: r}, nil
 		})
 	}), o)
+}
+
+// leaseID is what the request says, under whichever name.
+func leaseID(r *http.Request) string {
+	for k, v := range r.Header {
+		if strings.EqualFold(k, "x-ms-lease-id") || strings.EqualFold(k, "x-ms-proposed-lease-id") {
+			return v[0]
+		}
+	}
+	return ""
+}
+
+// A success that isn't about our lease is none: it comes from something between.
+func TestAnswersOfOthers(t *testing.T) {
+	for _, asked := range []string{"acquire", "renew"} {
+		for _, id := range []string{"", "5a9c6b8e-0000-4000-8000-000000000000"} {
+			b := New(client(t, "http://scripted.invalid", "c", func(http.RoundTripper) http.RoundTripper {
+				return roundTrip(func(r *http.Request) (*http.Response, error) {
+					op := operation(r)
+					h := http.Header{}
+					switch {
+					case op == asked && id != "":
+						h.Set("x-ms-lease-id", id)
+					case op != asked:
+						h.Set("x-ms-lease-id", strings.ToUpper(leaseID(r)))
+					}
+					status := map[string]int{"renew": http.StatusOK, "release": http.StatusOK}[op]
+					if status == 0 {
+						status = http.StatusCreated
+					}
+					return &http.Response{StatusCode: status, Header: h, Body: http.NoBody, Request: r}, nil
+				})
+			}), nil)
+			g, err := b.Acquire(t.Context(), request("a"))
+			if asked == "renew" {
+				if err != nil {
+					t.Fatal(err)
+				}
+				before := g.Session.(*hold).left()
+				err = g.Session.Renew(t.Context())
+				if after := g.Session.(*hold).left(); after > before {
+					t.Errorf("%s with %q counts as a renewal", asked, id)
+				}
+			}
+			if err == nil || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrLost) || !strings.Contains(err.Error(), "something between") {
+				t.Errorf("%s with %q: %v", asked, id, err)
+			}
+		}
+	}
+}
+
+// credential is an azcore.TokenCredential.
+type credential func(ctx context.Context) (azcore.AccessToken, error)
+
+func (c credential) GetToken(ctx context.Context, _ policy.TokenRequestOptions) (azcore.AccessToken, error) {
+	return c(ctx)
+}
+
+// Who is slow is said: the credential or the service.
+func TestSlowCredential(t *testing.T) {
+	var silent credential = func(ctx context.Context) (azcore.AccessToken, error) {
+		<-ctx.Done()
+		return azcore.AccessToken{}, ctx.Err()
+	}
+	var slow credential = func(ctx context.Context) (azcore.AccessToken, error) {
+		err := sleep(ctx, 4*time.Second)
+		return azcore.AccessToken{Token: "t", ExpiresOn: time.Now().Add(time.Hour)}, err
+	}
+	for _, c := range []struct {
+		what string
+		cred azcore.TokenCredential
+		says string // "": it is granted
+	}{
+		{"of the environment, silent", &lastResort{silent, "no key is set"}, "no key is set, and no other credential answered within 4.5s"},
+		{"of the environment, slow", &lastResort{slow, "no key is set"}, ""},
+		{"the caller's, silent", silent, "or the credential"},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				asked := 0
+				o := clientOptions(t, func(http.RoundTripper) http.RoundTripper {
+					return roundTrip(func(r *http.Request) (*http.Response, error) {
+						asked++
+						return &http.Response{StatusCode: http.StatusCreated, Header: http.Header{"X-Ms-Lease-Id": {leaseID(r)}}, Body: http.NoBody, Request: r}, nil
+					})
+				})
+				cc, err := container.NewClient("https://scripted.invalid/c", c.cred, o)
+				if err != nil {
+					t.Fatal(err)
+				}
+				b := New(cc, nil)
+				r := request("a")
+				_, err = b.Acquire(t.Context(), r)
+				if c.says == "" {
+					if err != nil {
+						t.Error(err)
+					}
+					return
+				}
+				if err == nil || !strings.Contains(err.Error(), c.says) || errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("%v", err)
+				}
+				if _, ours := c.cred.(*lastResort); !ours {
+					return // it can't be known that it wasn't the service
+				}
+				if err := b.Undo(t.Context(), r); err != nil || asked != 0 {
+					t.Errorf("%d requests without a token: %v", asked, err)
+				}
+			})
+		})
+	}
+	// What the user reads who didn't wait.
+	synctest.Test(t, func(t *testing.T) {
+		cc, err := container.NewClient("https://scripted.invalid/c", &lastResort{silent, "no key is set"}, clientOptions(t, nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := distlock.New(New(cc, nil), nil)
+		defer l.Close()
+		if _, err := l.TryAcquire(t.Context(), "a"); err == nil || !strings.Contains(err.Error(), "no other credential answered") || errors.Is(err, distlock.ErrNotAcquired) {
+			t.Errorf("%v", err)
+		}
+	})
+}
+
+// With many permits, all taken, a try ends before it is given up: it isn't the
+// service that is silent.
+func TestManyPermitsTaken(t *testing.T) {
+	for n, want := range map[int]time.Duration{10: time.Second, 1000: permitsTime + 100*time.Millisecond} {
+		synctest.Test(t, func(t *testing.T) {
+			asked := 0
+			b := New(client(t, "http://scripted.invalid", "c", func(http.RoundTripper) http.RoundTripper {
+				return roundTrip(func(r *http.Request) (*http.Response, error) {
+					asked++
+					time.Sleep(100 * time.Millisecond)
+					h := http.Header{"X-Ms-Error-Code": {"LeaseAlreadyPresent"}}
+					return &http.Response{StatusCode: http.StatusConflict, Header: h, Body: http.NoBody, Request: r}, nil
+				})
+			}), nil)
+			b.existing.guess = true // so that none is created
+			l := distlock.New(b, nil)
+			defer l.Close()
+			start := time.Now()
+			_, err := l.TryAcquire(t.Context(), "a", distlock.Semaphore(n))
+			if took := time.Since(start); !errors.Is(err, distlock.ErrNotAcquired) || took != want || asked != int(want/(100*time.Millisecond)) {
+				t.Errorf("of %d permits %d were asked for in %v: %v", n, asked, took, err)
+			}
+		})
+	}
 }
 
 // Azurite can't say all that the service can. What the codes mean is in the

@@ -8,10 +8,12 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/url"
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/Azure/azure-sdk-for-go/sdk/azcore"
@@ -54,10 +56,14 @@ func exchange(ctx context.Context, n tries, f func(ctx context.Context) error) (
 		if ctx.Err() != nil {
 			return before, ctx.Err()
 		}
-		try, cancel := context.WithTimeout(policy.WithRetryOptions(ctx, noRetries), n[i])
+		q := &question{caller: ctx}
+		try, cancel := context.WithTimeout(q.context(), n[i])
 		err := f(try)
+		if why := q.noToken.Load(); why != nil && err != nil {
+			err = &tokenError{*why} // the SDK may make of it that its time was over
+		}
 		if err != nil && try.Err() != nil && ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
-			err = &noAnswerError{n[i]}
+			err = &noAnswerError{n[i], q.asked()}
 		}
 		cancel()
 		if err == nil {
@@ -73,11 +79,64 @@ func exchange(ctx context.Context, n tries, f func(ctx context.Context) error) (
 	}
 }
 
+// question is one try. It is known to what is below the SDK by its context.
+type question struct {
+	caller  context.Context       // of all tries
+	noToken atomic.Pointer[error] // what the credential of the environment said
+	host    atomic.Pointer[string]
+}
+
+type questionKey struct{}
+
+func (q *question) context() context.Context {
+	ctx := context.WithValue(policy.WithRetryOptions(q.caller, noRetries), questionKey{}, q)
+	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GetConn: func(host string) { q.host.Store(&host) }})
+}
+
+// asked tells who was asked last: the service, or one that gives tokens for it.
+func (q *question) asked() string {
+	if host := q.host.Load(); host != nil {
+		return *host
+	}
+	return "the blob service, or the credential"
+}
+
+// tokenError is that of a credential.
+type tokenError struct{ error }
+
+func (e *tokenError) Unwrap() error { return e.error }
+
+// NonRetriable tells what kind of error it is, as the SDK's do.
+func (e *tokenError) NonRetriable() {}
+
 // noAnswerError is not the context's error: the caller's time isn't over.
-type noAnswerError struct{ after time.Duration }
+type noAnswerError struct {
+	after time.Duration
+	from  string
+}
 
 func (e *noAnswerError) Error() string {
-	return fmt.Sprintf("no answer from the blob service within %v", e.after)
+	return fmt.Sprintf("no answer within %v from %s", e.after, e.from)
+}
+
+// notOursError is a success that isn't that of a request of ours, or of none that
+// the service has seen.
+type notOursError struct{ got *string }
+
+func (e *notOursError) Error() string {
+	got := "no lease ID"
+	if e.got != nil {
+		got = "another lease ID"
+	}
+	return "the answer about a lease has " + got + ": is something between that answers by itself?"
+}
+
+// checkID returns an error if the answer about a lease is about none, or another.
+func checkID(got *string, want string) error {
+	if got == nil || !strings.EqualFold(*got, want) {
+		return &notOursError{got}
+	}
+	return nil
 }
 
 // doubtOf returns what an error leaves open.

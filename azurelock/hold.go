@@ -83,8 +83,11 @@ func (h *hold) Renew(ctx context.Context) error {
 	defer cancel()
 	sent := time.Now()
 	_, err := exchange(ctx, renewTries, func(ctx context.Context) error {
-		_, err := h.lease.RenewLease(ctx, nil)
-		return err
+		r, err := h.lease.RenewLease(ctx, nil)
+		if err != nil {
+			return err
+		}
+		return checkID(r.LeaseID, h.id)
 	})
 	switch {
 	case err == nil:

@@ -65,7 +65,7 @@ func FuzzBlobName(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, one, other string) {
 		if one == "" || other == "" || !utf8.ValidString(one) || !utf8.ValidString(other) {
-			t.Skip()
+			return // no resource
 		}
 		for _, most := range []int{256, 1024} {
 			a, b := blobName(one, most), blobName(other, most)

@@ -189,10 +189,28 @@ type lastResort struct {
 	why string
 }
 
+// tokenTime is how long it may take: longer than a first try, as there may be
+// several things to ask, and less than what package distlock gives to an Acquire
+// that doesn't wait, so that it is said what was slow.
+const tokenTime = 4500 * time.Millisecond
+
 func (c *lastResort) GetToken(ctx context.Context, o policy.TokenRequestOptions) (azcore.AccessToken, error) {
-	t, err := c.TokenCredential.GetToken(ctx, o)
-	if err != nil && ctx.Err() == nil {
-		err = fmt.Errorf("%s, and %w", c.why, err)
+	q, ok := ctx.Value(questionKey{}).(*question)
+	if ok {
+		ctx = q.caller
+	}
+	asking, cancel := context.WithTimeout(ctx, tokenTime)
+	defer cancel()
+	t, err := c.TokenCredential.GetToken(asking, o)
+	if err == nil || ctx.Err() != nil {
+		return t, err
+	}
+	err = fmt.Errorf("%s, and %w", c.why, err)
+	if asking.Err() != nil {
+		err = fmt.Errorf("%s, and no other credential answered within %v", c.why, tokenTime)
+	}
+	if ok {
+		q.noToken.Store(&err)
 	}
 	return t, err
 }

@@ -2,12 +2,18 @@ package azurelock
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/Azure/azure-sdk-for-go/sdk/azcore/policy"
+	"github.com/Azure/azure-sdk-for-go/sdk/storage/azblob/container"
 	"github.com/Azure/azure-sdk-for-go/sdk/storage/azblob/sas"
 
 	"github.com/distlock-go/distlock"
@@ -161,6 +167,70 @@ func TestOpen(t *testing.T) {
 		if err := lock.Release(); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// Without a key or SAS it is DefaultAzureCredential that is asked: here a managed
+// identity, whose endpoint the environment names.
+func TestDefaultCredential(t *testing.T) {
+	var asked []string
+	service := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked = append(asked, r.Header.Get("Authorization"))
+		w.Header().Set("x-ms-lease-id", leaseID(r))
+		w.WriteHeader(http.StatusCreated)
+	}))
+	defer service.Close()
+	identity := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("X-IDENTITY-HEADER") != "header" || r.URL.Query().Get("resource") != "https://storage.azure.com" {
+			w.WriteHeader(http.StatusBadRequest)
+			return
+		}
+		fmt.Fprintf(w, `{"access_token": "the-token", "expires_on": "%d", "resource": "https://storage.azure.com", "token_type": "Bearer"}`, time.Now().Add(time.Hour).Unix())
+	}))
+	defer identity.Close()
+	for _, name := range []string{"AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_USERNAME"} {
+		t.Setenv(name, "") // to have it back afterwards
+		os.Unsetenv(name)
+	}
+	t.Setenv("IDENTITY_ENDPOINT", identity.URL)
+	t.Setenv("IDENTITY_HEADER", "header")
+	try := func() error {
+		p := place{container: "locks", endpoint: service.URL}
+		c, err := p.client(func(string) string { return "" }, &container.ClientOptions{ClientOptions: policy.ClientOptions{Transport: service.Client()}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = New(c, nil).Acquire(t.Context(), request("a"))
+		return err
+	}
+
+	// Each failure says why it came to that, and what was tried.
+	t.Setenv("AZURE_TOKEN_CREDENTIALS", "ManagedIdentityCredential")
+	t.Setenv("IDENTITY_HEADER", "wrong")
+	start := time.Now()
+	err := try()
+	if err == nil || !strings.HasPrefix(err.Error(), "neither AZURE_STORAGE_KEY nor AZURE_STORAGE_SAS_TOKEN is set, and ") || !strings.Contains(err.Error(), "ManagedIdentityCredential") {
+		t.Errorf("a managed identity that refuses: %v", err)
+	}
+	t.Setenv("AZURE_TOKEN_CREDENTIALS", "EnvironmentCredential")
+	err = try()
+	if err == nil || !strings.HasPrefix(err.Error(), "neither AZURE_STORAGE_KEY nor AZURE_STORAGE_SAS_TOKEN is set, and ") || !strings.Contains(err.Error(), "AZURE_TENANT_ID") || strings.Contains(err.Error(), "\n") {
+		t.Errorf("nothing in the environment: %v", err)
+	}
+	if took := time.Since(start); took > 2*time.Second {
+		t.Errorf("they failed after %v", took)
+	}
+	if len(asked) > 0 {
+		t.Errorf("the service was asked without a token: %q", asked)
+	}
+
+	t.Setenv("IDENTITY_HEADER", "header")
+	t.Setenv("AZURE_TOKEN_CREDENTIALS", "ManagedIdentityCredential")
+	if err := try(); err != nil {
+		t.Error(err)
+	}
+	if want := []string{"Bearer the-token", "Bearer the-token"}; !slices.Equal(asked, want) {
+		t.Errorf("the service got %q, want %q", asked, want)
 	}
 }
 

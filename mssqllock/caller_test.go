@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/distlock-go/distlock"
+	"github.com/distlock-go/distlock/driver"
+	"github.com/distlock-go/distlock/mssqllock/internal/tdstest"
 )
 
 func testConn(t *testing.T, db *sql.DB) *sql.Conn {
@@ -115,6 +117,50 @@ func TestOnConn(t *testing.T) {
 	mustRelease(t, mustAcquire(t, normal, name))
 	mustRelease(t, mustAcquire(t, normal, name+"-2"))
 	spid(t, c)
+}
+
+// What is closed sends nothing more on the caller's connection.
+func TestOnConnClosed(t *testing.T) {
+	t.Parallel()
+	s := theServer(t)
+	c := testConn(t, s.pool(t, s.addr()))
+	b := OnConn(c)
+	request := driver.Request{Resource: t.Name(), Mode: driver.Upgradeable}
+	g, err := b.Acquire(t.Context(), request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	// The caller has it by himself now, and keeps it.
+	if _, err := c.ExecContext(t.Context(), "EXEC sp_getapplock @p1, 'Update', 'Session'", t.Name()); err != nil {
+		t.Fatal(err)
+	}
+	for what, do := range map[string]func() error{
+		"acquire": func() error {
+			_, err := b.Acquire(t.Context(), driver.Request{Resource: t.Name() + "-2"})
+			return err
+		},
+		"upgrade": func() error {
+			_, err := g.Hold.(driver.Upgrader).Upgrade(t.Context(), 0)
+			return err
+		},
+	} {
+		if err := do(); err == nil || !strings.Contains(err.Error(), "closed") || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrLost) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if err := g.Hold.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := b.Close(); err != nil {
+		t.Error(err)
+	}
+	var mode, other string
+	if err := c.QueryRowContext(t.Context(), "SELECT APPLOCK_MODE('public', @p1, 'Session'), APPLOCK_MODE('public', @p1 + '-2', 'Session')", t.Name()).Scan(&mode, &other); err != nil || mode != "Update" || other != "NoLock" {
+		t.Error(mode, other, err)
+	}
 }
 
 // The loss of the caller's connection shows with his next statement, and a closed
@@ -317,6 +363,120 @@ func TestInTxWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustRelease(t, held)
+}
+
+// What is canceled when the server has just granted it is given back where the
+// transaction didn't have it before, and said to be there where that isn't known.
+func TestInTxCanceledTooLate(t *testing.T) {
+	t.Parallel()
+	if theServer(t).tds == nil {
+		t.Skip("only the test server can be held up at that moment")
+	}
+	const first, second = 1, 2
+	for _, c := range []struct {
+		name     string
+		question int  // that is canceled
+		late     bool // and answered only after the attention
+		before   string
+		want     string // the mode afterwards
+		said     bool
+	}{
+		{"first, answered", first, false, "", "NoLock", false},
+		{"first, not answered", first, true, "", "Exclusive", true},
+		{"first, not answered, had before", first, true, "Shared", "Exclusive", true},
+		{"second, answered", second, false, "", "NoLock", false},
+		{"second, not answered", second, true, "", "NoLock", false},
+		{"second, not answered, had before", second, true, "Shared", "Exclusive", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			s := ownServer(t, tdstest.Config{})
+			normal, _ := s.locker(t, s.addr(), nil)
+			tx := begin(t, s.pool(t, s.addr()))
+			if c.before != "" {
+				if err := InTx(t.Context(), tx, t.Name(), distlock.Shared()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var other *distlock.Lock
+			if c.question == second {
+				other = mustAcquire(t, normal, t.Name(), distlock.Shared())
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			questions := 0
+			s.tds.OnReply(func(_ int, sql string, canceled <-chan struct{}) {
+				if sql != takeInTx.text {
+					return
+				}
+				if questions++; questions != c.question {
+					return
+				}
+				cancel()
+				if c.late {
+					<-canceled
+				}
+			})
+			defer s.tds.OnReply(nil)
+			ended := make(chan error)
+			go func() { ended <- InTx(ctx, tx, t.Name()) }()
+			if other != nil {
+				eventually(t, 10*time.Second, "it waits", func() bool { return s.waiters(t, t.Name()) == 1 })
+				mustRelease(t, other)
+			}
+			err := <-ended
+			if !errors.Is(err, context.Canceled) || strings.Contains(err.Error(), "the transaction holds the lock in mode Exclusive") != c.said {
+				t.Errorf("%v", err)
+			}
+			var mode string
+			if err := tx.QueryRowContext(t.Context(), "SELECT APPLOCK_MODE('public', @p1, 'Transaction')", t.Name()).Scan(&mode); err != nil || mode != c.want {
+				t.Errorf("mode %q, %v, want %q", mode, err, c.want)
+			}
+			if err := tx.Commit(); err != nil {
+				t.Error(err)
+			}
+			mustRelease(t, mustAcquire(t, normal, t.Name()))
+		})
+	}
+}
+
+// A rollback to a savepoint releases what was locked after it, and leaves what was
+// upgraded as it is.
+func TestInTxSavepoint(t *testing.T) {
+	t.Parallel()
+	s := theServer(t)
+	tx := begin(t, s.pool(t, s.addr()))
+	normal, _ := s.locker(t, s.addr(), nil)
+	lock := func(name string, opts ...distlock.AcquireOption) {
+		t.Helper()
+		if err := InTx(t.Context(), tx, t.Name()+name, opts...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	do := func(query string) {
+		t.Helper()
+		if _, err := tx.ExecContext(t.Context(), query); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lock("before")
+	lock("upgraded", distlock.Shared())
+	do("SAVE TRANSACTION s")
+	lock("after")
+	lock("before")
+	lock("upgraded")
+	do("ROLLBACK TRANSACTION s")
+	mustRelease(t, mustAcquire(t, normal, t.Name()+"after"))
+	mustBeHeld(t, normal, t.Name()+"before", distlock.Shared())
+	mustBeHeld(t, normal, t.Name()+"upgraded", distlock.Shared())
+	lock("after")
+	mustBeHeld(t, normal, t.Name()+"after")
+	if err := tx.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"before", "upgraded", "after"} {
+		mustRelease(t, mustAcquire(t, normal, t.Name()+name))
+	}
 }
 
 // Two transactions in a circle: one is told, and goes on; the other gets the lock

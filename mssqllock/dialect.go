@@ -41,15 +41,12 @@ const (
 	// doUpgrade makes Exclusive of what this session holds in mode Update. The
 	// result is notHeld if it doesn't.
 	doUpgrade
-	// doProbe waits for Key in a mode that nobody else uses, to be seen waiting. It
-	// is never done but in a wait.
-	doProbe
 	// doStandIn waits for Key in mode Exclusive, to keep others behind. It is never
 	// done but in a wait.
 	doStandIn
 
 	// doGetAny takes the first of Checks that is free, and results in its number,
-	// from 1; or -1 if Key isn't free.
+	// from 1; or -1 if there is a Key, and it isn't free.
 	doGetAny
 	// doReleaseAny gives back those of Checks that this session has.
 	doReleaseAny
@@ -165,7 +162,7 @@ func statement(v dbsession.Verb) string {
 		// It is held twice then, and must be given back as often; the mode stays.
 		return "SET @m=" + mode + ";IF @m='Update' OR @m='Exclusive' BEGIN EXEC @r%[1]d=sp_getapplock @p%[1]d,'Exclusive','Session',0;" +
 			"IF @r%[1]d>=0 EXEC sp_releaseapplock @p%[1]d,'Session' END ELSE SET @r%[1]d=-101;"
-	case doProbe, doStandIn:
+	case doStandIn:
 		return "SET @r%[1]d=-1;"
 	default:
 	}
@@ -184,7 +181,7 @@ func (d *dialect) Undo(s *dbsession.Step) *dbsession.Step {
 		return &dbsession.Step{Verb: doUnget, Key: s.Key}
 	case doUpdate, doUnupdate:
 		return &dbsession.Step{Verb: doUnupdate, Key: s.Key}
-	case doProbe, doStandIn:
+	case doStandIn:
 		if d.Took(s) { // it was in a wait
 			return &dbsession.Step{Verb: doRelease, Key: s.Key}
 		}
@@ -201,7 +198,7 @@ func (d *dialect) Undo(s *dbsession.Step) *dbsession.Step {
 // Took implements [dbsession.Dialect].
 func (d *dialect) Took(s *dbsession.Step) bool {
 	switch s.Verb {
-	case doGet, doUpdate, doShare, doProbe, doStandIn:
+	case doGet, doUpdate, doShare, doStandIn:
 		return s.Result == 1
 	case doGetAny:
 		return s.Result > 0
@@ -368,16 +365,21 @@ func (d *dialect) runSolo(ctx context.Context, c *dbsession.Conn, s *dbsession.S
 	var err error
 	switch s.Verb {
 	case doGetAny:
-		fmt.Fprintf(&b, "DECLARE @r int=0,@c int;IF "+mode+"<>'NoLock' OR APPLOCK_TEST('public',@p%[1]d,'Exclusive','Session')=0 SET @r=-1;", 1)
+		b.WriteString("DECLARE @r int=0,@c int;")
+		params := n
+		if s.Key != "" {
+			params++
+			fmt.Fprintf(&b, "IF "+mode+"<>'NoLock' OR APPLOCK_TEST('public',@p%[1]d,'Exclusive','Session')=0 SET @r=-1;", params)
+		}
 		for i := range n {
-			fmt.Fprintf(&b, "IF @r=0 BEGIN EXEC @c=sp_getapplock @p%d,'Exclusive','Session',0;IF @c>=0 SET @r=%d END;", i+2, i+1)
+			fmt.Fprintf(&b, "IF @r=0 BEGIN EXEC @c=sp_getapplock @p%[1]d,'Exclusive','Session',0;IF @c>=0 SET @r=%[1]d END;", i+1)
 		}
 		b.WriteString("SELECT @r")
-		row, err = execute(ctx, c, &query{b.String(), someParams(n + 1)}, n+1, func(i int) any {
-			if i == 0 {
+		row, err = execute(ctx, c, &query{b.String(), someParams(params)}, params, func(i int) any {
+			if i == n {
 				return s.Key
 			}
-			return check(i - 1)
+			return check(i)
 		})
 	case doReleaseAny:
 		for i := range n {
@@ -397,7 +399,7 @@ func (d *dialect) runSolo(ctx context.Context, c *dbsession.Conn, s *dbsession.S
 }
 
 // waitModes are those in which can be waited.
-var waitModes = map[dbsession.Verb]string{doGet: "Exclusive", doUpdate: "Update", doShare: "Shared", doProbe: "IntentShared", doStandIn: "Exclusive"}
+var waitModes = map[dbsession.Verb]string{doGet: "Exclusive", doUpdate: "Update", doShare: "Shared", doStandIn: "Exclusive"}
 
 // Wait implements [dbsession.Dialect]. It is canceled with an attention, after
 // which the driver keeps the connection if the context was canceled, and not if

@@ -58,6 +58,7 @@
 //	distlock/p0/HASH, …   one for each permit of a semaphore
 //	distlock/wait/HASH    of the first who waits for a permit
 //	distlock/session/ID   of each connection, to tell that it lives
+//	distlock/name/HASH    of a resource whose name could be one of these, or another's
 //
 // # Waiting
 //

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
-	"time"
 	"unicode/utf16"
 
 	"github.com/distlock-go/distlock/driver"
@@ -37,14 +36,13 @@ func (b *Backend) Holders(ctx context.Context, resource string, mode driver.Mode
 	if free.Result == 1 && mine.Result == 0 {
 		return nil, nil
 	}
-	prefix := shown(n.lock)
-	locks, err := b.locks(ctx, prefix)
+	locks, err := b.locks(ctx, "", beginsWith(shown(n.lock)), "")
 	if err != nil {
 		return nil, err
 	}
 	sure := true
 	if !alike(locks) {
-		locks, sure, err = b.exactly(ctx, n.lock, prefix)
+		locks, sure, err = b.exactly(ctx, n.lock)
 		if err != nil {
 			return nil, err
 		}
@@ -73,21 +71,36 @@ type lock struct {
 	mode        string
 	granted     bool
 	session     int64
+	asking      int64 // the session that looks
 	client      driver.Owner
 }
 
 // shown returns how the server describes a lock, as far as that is known: the
-// principal's number (0 is public), 32 characters of the name, and a hash.
+// principal's number (0 is public), 32 characters of the name, and a hash of all
+// of it.
 // https://learn.microsoft.com/sql/relational-databases/system-dynamic-management-views/sys-dm-tran-locks-transact-sql
 func shown(name string) string {
 	const most = 32
-	start, units := "0:[", 0
+	start, units := public+":[", 0
 	for i, r := range name {
 		if units += utf16.RuneLen(r); units > most {
 			return start + name[:i]
 		}
 	}
 	return start + name + "]:("
+}
+
+// public is the number of the principal that locks are taken for.
+const public = "0"
+
+// binary compares as names of locks are compared, whatever the collation of the
+// database is.
+// https://learn.microsoft.com/sql/t-sql/statements/collation-precedence-transact-sql
+const binary = " COLLATE Latin1_General_BIN2"
+
+// beginsWith is the condition that a lock's description begins so.
+func beginsWith(s string) string {
+	return "CHARINDEX(" + literal(s) + binary + ",l.resource_description)=1"
 }
 
 // alike reports whether all rows are about one name.
@@ -100,24 +113,25 @@ func alike(locks []lock) bool {
 	return true
 }
 
-// locks returns what is known of the locks whose description begins so.
-func (b *Backend) locks(ctx context.Context, prefix string) ([]lock, error) {
+// locks returns what is known of the locks for which the condition holds. What
+// is to be done before and after that is SQL that answers nothing.
+func (b *Backend) locks(ctx context.Context, before, condition, after string) ([]lock, error) {
 	var locks []lock
 	var bad error
-	err := b.pool.Query(ctx, "SELECT l.resource_description,l.request_mode,l.request_status,l.request_session_id,s.host_name,s.program_name,s.host_process_id"+
+	err := b.pool.Query(ctx, before+"SELECT l.resource_description,l.request_mode,l.request_status,l.request_session_id,@@SPID,s.host_name,s.program_name,s.host_process_id"+
 		" FROM sys.dm_tran_locks AS l JOIN sys.dm_exec_sessions AS s ON s.session_id=l.request_session_id"+
-		" WHERE l.resource_type='APPLICATION' AND l.resource_database_id=DB_ID() AND CHARINDEX("+literal(prefix)+",l.resource_description)=1",
+		" WHERE l.resource_type='APPLICATION' AND l.resource_database_id=DB_ID() AND "+condition+";"+after,
 		func(row []sqldriver.Value) {
-			var session, pid dbsession.Step
-			if err := errors.Join(session.Set(row[3]), pid.Set(row[6])); err != nil {
+			var session, asking, pid dbsession.Step
+			if err := errors.Join(session.Set(row[3]), asking.Set(row[4]), pid.Set(row[7])); err != nil {
 				bad = err
 			}
-			l := lock{description: dbsession.Text(row[0]), mode: strings.TrimSpace(dbsession.Text(row[1])), granted: dbsession.Text(row[2]) == "GRANT", session: session.Result}
-			l.client = driver.Owner{Host: dbsession.Text(row[4]), Program: dbsession.Text(row[5]), PID: int(pid.Result)}
-			// CHARINDEX doesn't tell cases apart, by default.
-			if strings.HasPrefix(l.description, prefix) {
-				locks = append(locks, l)
-			}
+			locks = append(locks, lock{
+				description: dbsession.Text(row[0]), mode: strings.TrimSpace(dbsession.Text(row[1])),
+				granted: strings.HasPrefix(dbsession.Text(row[2]), "GRANT"), // GRANTED, says the page
+				session: session.Result, asking: asking.Result,
+				client: driver.Owner{Host: dbsession.Text(row[5]), Program: dbsession.Text(row[6]), PID: int(pid.Result)},
+			})
 		})
 	if isError(err, errNoServerState, errNoPermission, errNoUserAction) {
 		needed := "VIEW SERVER STATE (from SQL Server 2022 on VIEW SERVER PERFORMANCE STATE)"
@@ -129,70 +143,33 @@ func (b *Backend) locks(ctx context.Context, prefix string) ([]lock, error) {
 	return locks, errors.Join(err, bad)
 }
 
-// exactly is locks for one name, where several begin alike: what a session of
-// its own waits for, for a moment and in a mode that excludes only writers, shows
-// how the server describes the name. sure is false if there was no such session.
-func (b *Backend) exactly(ctx context.Context, name, prefix string) (locks []lock, sure bool, err error) {
-	const patience = time.Second
-	claim, err := b.oneUse(ctx, name)
+// exactly is locks for one name, where several begin alike. The server shows a
+// hash of the whole name, which is the same for all principals: the account's own
+// user takes the name for a moment, which is another lock and disturbs nobody.
+// sure is false if it may not.
+// https://learn.microsoft.com/sql/relational-databases/system-dynamic-management-views/sys-dm-tran-locks-transact-sql
+func (b *Backend) exactly(ctx context.Context, name string) (locks []lock, sure bool, err error) {
+	start := shown(name)
+	all, err := b.locks(ctx,
+		"DECLARE @r int=-1,@u nvarchar(128)=USER_NAME();"+
+			"BEGIN TRY EXEC @r=sp_getapplock "+literal(name)+",'IntentShared','Session',0,@u END TRY BEGIN CATCH END CATCH;",
+		"CHARINDEX("+literal(strings.TrimPrefix(start, public))+binary+",l.resource_description)>1",
+		"IF @r>=0 EXEC sp_releaseapplock "+literal(name)+",'Session',@u")
 	if err != nil {
 		return nil, false, err
 	}
-	asking, cancel := context.WithCancel(ctx)
-	gone := make(chan struct{})
-	seen := make(chan struct{})
-	nothing := make(chan struct{})
-	st := &dbsession.Step{Verb: doProbe, Key: name, Cleanup: func() {
-		claim.Free()
-		close(nothing)
-	}}
-	go func() {
-		defer close(gone)
-		s, err := b.pool.Wait(asking, st, patience)
-		if err != nil || st.Result != 1 {
-			<-nothing
-			return
+	var ours string
+	for _, l := range all {
+		if principal, rest, _ := strings.Cut(l.description, ":"); l.session == l.asking && l.mode == "IS" && principal != public {
+			ours = rest
 		}
-		<-seen
-		if claim.Bind(s) {
-			h := &hold{b: b, session: s, claim: claim, key: name, release: doRelease}
-			h.abandon(nil) //nolint:errcheck // of no interest
-		}
-	}()
-	deadline := time.Now().Add(patience)
-	err = dbsession.Poll(ctx, func() time.Duration { return max(time.Until(deadline), 0) }, func() (bool, error) {
-		var err error
-		if locks, err = b.locks(ctx, prefix); err != nil {
-			return false, err
-		}
-		probes := make(map[string]bool)
-		for _, l := range locks {
-			if l.mode == "IS" {
-				probes[l.description] = true
-			}
-		}
-		if len(probes) != 1 {
-			return false, nil // not yet, or somebody else probes another
-		}
-		var exact []lock
-		for _, l := range locks {
-			if probes[l.description] {
-				exact = append(exact, l)
-			}
-		}
-		locks = exact
-		return true, nil
-	})
-	close(seen)
-	cancel()
-	select {
-	case <-gone:
-	case <-ctx.Done():
 	}
-	if errors.Is(err, driver.ErrHeld) {
-		return locks, false, nil
+	for _, l := range all {
+		if l.description == public+":"+ours || ours == "" && strings.HasPrefix(l.description, start) {
+			locks = append(locks, l)
+		}
 	}
-	return locks, true, err
+	return locks, ours != "", nil
 }
 
 // holdersOf returns who is behind a row: the holdings of this backend, or what
@@ -217,16 +194,16 @@ var permitShown = regexp.MustCompile(`^0:\[distlock/p(\d+)/([0-9a-f]+)\]`)
 // permitHolders returns the holders of the permits. The hash that their names
 // end with is shown in part, which is long enough to be no other's.
 func (b *Backend) permitHolders(ctx context.Context, n names) ([]driver.Holder, error) {
-	locks, err := b.locks(ctx, "0:["+ownStart+"p")
+	locks, err := b.locks(ctx, "", beginsWith(public+":["+ownPermit), "")
 	if err != nil {
 		return nil, err
 	}
-	hash := n.hash()
+	hash := halfHash(n.resource)
 	var holders []driver.Holder
 	for _, l := range locks {
 		m := permitShown.FindStringSubmatch(l.description)
 		if m != nil && strings.HasPrefix(hash, m[2]) && l.granted {
-			holders = append(holders, b.holdersOf(l, ownStart+"p"+m[1]+"/"+hash, driver.Permit)...)
+			holders = append(holders, b.holdersOf(l, ownPermit+m[1]+"/"+hash, driver.Permit)...)
 		}
 	}
 	return holders, nil

@@ -17,8 +17,10 @@ import (
 // the transaction at the server and ends with it, by commit, by rollback, or with
 // its connection: what is written in the transaction is written under the lock,
 // or not at all. There is no Release, no loss to watch for, and no need of tokens;
-// no other lock is as safe. A rollback to a savepoint that was set before the call
-// releases it, too: lock first, or anew after that.
+// no other lock is as safe. A rollback to a savepoint releases what was locked
+// after that was set: lock first, or anew after the rollback. One that the
+// transaction had before in a weaker mode stays, in the stronger
+// (see [rollback-transaction-transact-sql], Locking behavior).
 //
 // The options are [distlock.Timeout], [distlock.Shared] and
 // [distlock.Upgradeable]. A wait stands in the server's queue. What the
@@ -30,8 +32,16 @@ import (
 // [distlock.Locker.Acquire].
 //
 // The end of ctx ends the wait with an attention, which rolls the transaction
-// back only if the caller has set XACT_ABORT. Rows of the transaction must be closed
-// before the call, as before any other statement.
+// back only if the caller has set XACT_ABORT. What was granted at that moment is
+// given back, if the transaction didn't have it before; if it did, it may be left
+// with the stronger mode. Whether it did is known from the first question, which
+// doesn't wait; so when ctx ends, that is given a second to be answered, and an
+// attention only then. If the transaction holds the lock after that, an error says
+// so, beside that of ctx: it can't be told whether it did before, and the lock
+// stays until the transaction ends. Rows of the transaction must be closed before
+// the call, as before any other statement.
+//
+// [rollback-transaction-transact-sql]: https://learn.microsoft.com/sql/t-sql/language-elements/rollback-transaction-transact-sql
 func InTx(ctx context.Context, tx *sql.Tx, resource string, opts ...distlock.AcquireOption) error {
 	b := &txBackend{tx: tx}
 	_, err := distlock.New(b, nil).Acquire(ctx, resource, opts...)
@@ -46,6 +56,7 @@ type txBackend struct {
 	over   bool       // nothing is sent any more
 	before string     // the mode that the transaction had, if it is known
 	got    string     // the name that was granted
+	left   error      // what can't be undone
 }
 
 // end waits for the statement under way, and gives back what came too late.
@@ -53,10 +64,13 @@ func (b *txBackend) end(keep bool) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.over = true
-	if keep || b.got == "" || b.before != "NoLock" {
+	if keep {
 		return nil
 	}
-	return b.giveBack(b.got)
+	if b.got != "" {
+		b.undo(b.got)
+	}
+	return b.left
 }
 
 // Info implements [driver.Backend].
@@ -71,6 +85,10 @@ var takeInTx = &query{
 	"DECLARE @r int,@m nvarchar(32)=APPLOCK_MODE('public',@p1,'Transaction');EXEC @r=sp_getapplock @p1,@p2,'Transaction',@p3;SELECT @r,@m",
 	"@p1 nvarchar(255),@p2 nvarchar(32),@p3 int",
 }
+
+// answerPatience is how long the first question may take when nobody waits for it
+// any more.
+const answerPatience = time.Second
 
 // Acquire implements [driver.Backend].
 func (b *txBackend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
@@ -89,15 +107,14 @@ func (b *txBackend) Acquire(ctx context.Context, r driver.Request) (driver.Grant
 	// After a deadline the driver would give up the connection.
 	canceled, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
-	defer context.AfterFunc(ctx, cancel)()
+	patience := time.Duration(0)
+	if b.before == "" {
+		patience = answerPatience
+	}
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(patience, cancel) })()
 	if err := b.ask(canceled, takeInTx, []any{&code, &before}, name, want, int64(lockTimeout(r.Wait))); err != nil {
-		if canceled.Err() != nil && b.before == "NoLock" {
-			// It may have been granted at the last moment.
-			if err := b.giveBack(name); err != nil {
-				return driver.Grant{}, errors.Join(context.Cause(ctx), err)
-			}
-		}
 		if canceled.Err() != nil {
+			b.undo(name) // it may have been granted at the last moment
 			return driver.Grant{}, context.Cause(ctx)
 		}
 		return driver.Grant{}, explain(err)
@@ -139,20 +156,32 @@ func (b *txBackend) ask(ctx context.Context, q *query, to []any, args ...any) er
 	return nil
 }
 
-var giveBackInTx = &query{
-	"DECLARE @r int=0;IF APPLOCK_MODE('public',@p1,'Transaction')<>'NoLock' EXEC @r=sp_releaseapplock @p1,'Transaction';SELECT @r",
-	"@p1 nvarchar(255)",
+// undoInTx releases the lock if that is wanted, and results in the mode in which
+// it was held.
+var undoInTx = &query{
+	"DECLARE @m nvarchar(32)=APPLOCK_MODE('public',@p1,'Transaction');IF @m<>'NoLock' AND @p2=1 EXEC sp_releaseapplock @p1,'Transaction';SELECT @m",
+	"@p1 nvarchar(255),@p2 int",
 }
 
-// giveBack releases what the transaction didn't have before; b.mu is held.
-func (b *txBackend) giveBack(name string) error {
+// undo releases what the transaction didn't have before; b.mu is held.
+func (b *txBackend) undo(name string) {
+	if b.before != "NoLock" && b.before != "" {
+		return
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	var code int64
-	if err := b.ask(ctx, giveBackInTx, []any{&code}, name); err != nil {
-		return fmt.Errorf("giving back a lock that came too late: %w", err)
+	release := int64(0)
+	if b.before == "NoLock" {
+		release = 1
 	}
-	return nil
+	var mode string
+	switch err := b.ask(ctx, undoInTx, []any{&mode}, name, release); {
+	case err != nil:
+		b.left = fmt.Errorf("giving back a lock that came too late: %w", err)
+	case release == 0 && mode != "NoLock":
+		b.left = fmt.Errorf("the transaction holds the lock in mode %s, perhaps since before the call, and keeps it until it ends", mode)
+	}
+	b.got = ""
 }
 
 // txHold is the transaction's.

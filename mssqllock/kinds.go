@@ -266,7 +266,7 @@ const tryAtOnce = 32
 // anyPermit takes a permit that is free, unless somebody waits for one and that
 // is to be respected.
 func (a *attempt) anyPermit(ctx context.Context, respect bool) (*hold, error) {
-	gate := ownStart + "no-gate"
+	gate := ""
 	if respect {
 		gate = a.names.gate()
 	}

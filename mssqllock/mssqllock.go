@@ -145,7 +145,14 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 		deadline = time.Now().Add(r.Wait)
 	}
 	a := &attempt{b: b, r: &r, deadline: deadline, names: namesOf(b.opt.Prefix + r.Resource)}
+	begun := time.Now()
 	h, err := a.ask(ctx)
+	if errors.Is(err, driver.ErrLost) && r.Wait == 0 {
+		// To ask again takes no longer than to have asked once.
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadlineCause(ctx, begun.Add(b.opt.Heartbeat), errSilent)
+		defer cancel()
+	}
 	for tries := 1; errors.Is(err, driver.ErrLost) && tries < 3; tries++ {
 		h, err = a.ask(ctx) // the connection ended, and what was taken on it
 	}
@@ -166,6 +173,8 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 	}
 	return driver.Grant{Hold: h, Token: token, Session: h.session, Sent: a.sent}, nil
 }
+
+var errSilent = errors.New("the server did not answer in time: is it reachable, and not overloaded?")
 
 // hold is one holding.
 type hold struct {

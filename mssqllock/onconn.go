@@ -44,6 +44,7 @@ type ConnBackend struct {
 	dialect *dialect
 
 	mu     sync.Mutex
+	closed bool
 	judged bool
 	mine   map[string]bool // what this backend has taken
 }
@@ -56,10 +57,14 @@ func (b *ConnBackend) Info() driver.Info {
 	}
 }
 
-// Close implements [driver.Backend]. It releases what was taken through b.
+var errConnClosed = errors.New("the backend is closed, though its connection may be open")
+
+// Close implements [driver.Backend]. It releases what was taken through b. Nothing
+// is sent on the connection after that.
 func (b *ConnBackend) Close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.closed = true
 	var errs []error
 	for name := range b.mine {
 		errs = append(errs, b.release(name))
@@ -110,6 +115,9 @@ var takeOnce = &query{
 func (b *ConnBackend) take(name, want string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.closed {
+		return errConnClosed
+	}
 	var st dbsession.Step
 	err := b.conn.use(func(c *dbsession.Conn) error {
 		if !b.judged {
@@ -200,6 +208,12 @@ func (h *connHold) Release(context.Context) error {
 func (h *connHold) Upgrade(context.Context, time.Duration) (uint64, error) {
 	h.b.mu.Lock()
 	defer h.b.mu.Unlock()
+	switch {
+	case h.b.closed:
+		return 0, errConnClosed
+	case h.done || !h.b.mine[h.name]:
+		return 0, errGone // what is held of the name isn't this
+	}
 	got, err := h.b.do(doUpgrade, h.name)
 	switch {
 	case err != nil:

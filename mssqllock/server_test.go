@@ -1,12 +1,15 @@
 package mssqllock
 
 import (
+	"bufio"
 	"context"
 	"database/sql"
 	"errors"
 	"fmt"
+	"io"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"runtime/pprof"
@@ -28,6 +31,7 @@ import (
 const (
 	childURL  = "DISTLOCK_TEST_CHILD_URL"
 	serverURL = "DISTLOCK_TEST_SQLSERVER_URL"
+	serveTDS  = "DISTLOCK_TEST_SERVE"
 
 	adminProgram = "distlock-test-admin"
 )
@@ -35,6 +39,9 @@ const (
 func TestMain(m *testing.M) {
 	if u := os.Getenv(childURL); u != "" {
 		drivertest.Main(m, func() (driver.Backend, error) { return Open(context.Background(), u) })
+	}
+	if os.Getenv(serveTDS) != "" {
+		serve()
 	}
 	code := m.Run()
 	stopServers()
@@ -47,13 +54,76 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
+// serve is the test server as a process of its own: it prints its URL and runs
+// until nobody holds the other end of its standard input.
+func serve() {
+	s, err := tdstest.New(tdstest.Config{})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	fmt.Println(s.URL(nil))
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	s.Close()
+	os.Exit(0)
+}
+
+// otherServer returns the URL of a test server in another process.
+func otherServer(t testing.TB) string {
+	t.Helper()
+	server := exec.Command(os.Args[0])
+	server.Env = append(os.Environ(), serveTDS+"=1")
+	server.Stderr = os.Stderr
+	in, err := server.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := server.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		in.Close()
+		if err := server.Wait(); err != nil {
+			t.Error(err)
+		}
+	})
+	u, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(u)
+}
+
+// The tests run against a server that isn't theirs, kills included; here against
+// another process, and only those that take no time.
+func TestAgainstOtherServer(t *testing.T) {
+	t.Parallel()
+	if os.Getenv(serverURL) != "" {
+		t.Skip("they do already")
+	}
+	const some = "TestKilledHolder|TestKilledWaiter|TestOnConn|TestInTx|TestSequence|TestHolders|TestPlainApplock|TestNothingLeaks|TestPoolOfOne|TestOwnNames|TestDriver/url/(P09|P23|P07_S07)"
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	tests := exec.CommandContext(ctx, os.Args[0], "-test.v", "-test.run", "^("+some+")$")
+	tests.Env = append(os.Environ(), serverURL+"="+otherServer(t))
+	out, err := tests.CombinedOutput()
+	ran := strings.Count(string(out), "--- PASS: ")
+	if err != nil || ran < 10 || !strings.Contains(string(out), "--- PASS: TestKilledHolder") {
+		t.Errorf("%d passed: %v\n%s", ran, err, out)
+	}
+}
+
 // leftGoroutines returns the stacks of those of this package and of what it
 // uses.
 func leftGoroutines() string {
 	var left []string
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); runtime.Gosched() {
-		stacks := make([]byte, 4<<20)
-		stacks = stacks[:runtime.Stack(stacks, true)]
+	room := make([]byte, 4<<20)
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		stacks := room[:runtime.Stack(room, true)]
 		left = left[:0]
 		for i, stack := range strings.Split(string(stacks), "\n\n") {
 			if i > 0 && (strings.Contains(stack, "distlock/") || strings.Contains(stack, "go-mssqldb")) {
@@ -147,11 +217,12 @@ func ownServer(t testing.TB, cfg tdstest.Config) *testServer {
 func startTDS(t testing.TB, cfg tdstest.Config) *testServer {
 	t.Helper()
 	s := &testServer{user: "locker", password: "pass word/%-secret"}
-	limited := tdstest.User{Password: s.password, NoViewServerState: true, NoKill: true, NoSequences: true}
+	limited := tdstest.User{Password: s.password, NoViewServerState: true, NoKill: true, NoSequences: true, NoOwnLocks: true}
 	cfg.Users = map[string]tdstest.User{
 		tdstest.DefaultUser: {Password: tdstest.DefaultPassword},
 		s.user:              {Password: s.password},
 		"limited":           limited,
+		"outsider":          {Password: s.password, NoOwnLocks: true},
 	}
 	var err error
 	if s.tds, err = tdstest.New(cfg); err != nil {
@@ -267,7 +338,7 @@ func (s *testServer) locks(t testing.TB, name string) int {
 	return s.number(t, "SELECT COUNT(*) FROM sys.dm_tran_locks WHERE resource_type = 'APPLICATION' AND CHARINDEX(@p1, resource_description) = 1", shown(name))
 }
 
-const waitingFor = "FROM sys.dm_tran_locks WHERE resource_type = 'APPLICATION' AND request_status <> 'GRANT' AND CHARINDEX(@p1, resource_description) = 1"
+const waitingFor = "FROM sys.dm_tran_locks WHERE resource_type = 'APPLICATION' AND request_status IN ('WAIT', 'CONVERT') AND CHARINDEX(@p1, resource_description) = 1"
 
 // waiters counts the sessions that wait for the name at the server.
 func (s *testServer) waiters(t testing.TB, name string) int {

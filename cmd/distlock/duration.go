@@ -25,6 +25,18 @@ func (d *duration) Set(s string) error {
 	return nil
 }
 
+// givenDuration is a duration that is known as it was given, too.
+type givenDuration struct {
+	*duration
+	text string
+}
+
+// Set implements pflag.Value.
+func (g *givenDuration) Set(s string) error {
+	g.text = s
+	return g.duration.Set(s)
+}
+
 // Type implements pflag.Value.
 func (d *duration) Type() string { return "D" }
 

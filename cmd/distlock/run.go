@@ -35,6 +35,8 @@ type runner struct {
 	url       string
 	noWait    bool
 	timeout   time.Duration // -1: none
+	given     givenDuration // of that
+	left      time.Duration // of that, when the store was open
 	shared    bool
 	semaphore int // 0: none
 	ttl       time.Duration
@@ -52,6 +54,7 @@ type runner struct {
 
 func newRunCommand() *cobra.Command {
 	r := &runner{timeout: -1, killAfter: -1}
+	r.given.duration = (*duration)(&r.timeout)
 	c := &cobra.Command{
 		Use:                   "run [-n | --timeout D] [--shared | --semaphore N] [flags] RESOURCE -- COMMAND [ARG...]",
 		DisableFlagsInUseLine: true,
@@ -76,7 +79,7 @@ func newRunCommand() *cobra.Command {
 	f.SetInterspersed(false) // what follows the resource is the command's
 	f.SortFlags = false
 	f.BoolVarP(&r.noWait, "no-wait", "n", false, "give up at once if the resource is held")
-	f.Var((*duration)(&r.timeout), "timeout", "how long to wait for the resource, such as 30s (default: for ever)")
+	f.Var(&r.given, "timeout", "how long to wait for the resource, such as 30s (default: for ever)")
 	f.BoolVar(&r.shared, "shared", false, "take a reader's lock: many at once, but none beside an exclusive one")
 	f.IntVar(&r.semaphore, "semaphore", 0, "take one of `N` permits; all who use the resource must say the same N")
 	f.StringVar(&r.url, "url", "", "where the lock lives (default: $"+envURL+", else "+defaultURL+")")
@@ -245,7 +248,7 @@ func (r *runner) acquire() (*distlock.Lock, error) {
 		if !r.verbose {
 			hint += "; to see who holds it, -v"
 		}
-		return nil, &exitError{exitNotAcquired, fmt.Errorf("%w; %s", err, hint)}
+		return nil, &exitError{exitNotAcquired, fmt.Errorf("%s; %s", r.inGivenTime(err.Error()), hint)}
 	case errors.Is(err, distlock.ErrBadArgument), errors.Is(err, errors.ErrUnsupported) && (r.shared || r.semaphore > 0):
 		return nil, &exitError{exitUsage, err}
 	default:
@@ -269,10 +272,20 @@ func (r *runner) openAndAcquire(ctx context.Context) (*distlock.Lock, error) {
 	r.locker = locker
 	options := r.kind()
 	if r.timeout >= 0 {
-		left := max(0, r.timeout-time.Since(begun)) // of -n, nothing either way
-		options = append(options, distlock.Timeout(left))
+		r.left = max(0, r.timeout-time.Since(begun)) // of -n, nothing either way
+		options = append(options, distlock.Timeout(r.left))
 	}
 	return locker.Acquire(ctx, r.resource, options...)
+}
+
+// inGivenTime names the time that the user gave in place of what was left of it
+// when the store was open. The time is the last that there is, after the resource.
+func (r *runner) inGivenTime(text string) string {
+	left := " within " + r.left.String() + ":"
+	if i := strings.LastIndex(text, left); i >= 0 && r.left > 0 {
+		return text[:i] + " within " + r.given.text + ":" + text[i+len(left):]
+	}
+	return text
 }
 
 // kind returns the options for the kind of lock.

@@ -113,6 +113,12 @@ func TestNotAcquired(t *testing.T) {
 			t.Errorf("%q: gave up after %v", flags, time.Since(begun))
 		}
 	}
+	// It says the time that was given, and not what the opening has left of it; also
+	// where the resource looks like that.
+	c := sh(url, "echo ran", "--timeout", "0.05s")
+	if _, _, errs := outcome(t, c); !strings.Contains(errs, ": not acquired within 0.05s: ") {
+		t.Errorf("stderr %q", errs)
+	}
 	// With -v it says who has it.
 	_, _, errs := outcome(t, sh(url, "echo ran", "-n", "-v"))
 	if want := fmt.Sprintf("pid %d (%s of the test), exclusive, since ", os.Getpid(), filepath.Base(os.Args[0])); !strings.Contains(errs, want) {

@@ -100,6 +100,7 @@ type request struct {
 	mode   mode
 	wanted mode // noLock if nothing is waited for
 	count  int
+	number uint64   // of its grant, among all
 	result chan int // takes the return code of a wait, once
 }
 
@@ -116,6 +117,7 @@ type lockManager struct {
 	mu        sync.Mutex
 	resources map[resourceKey]*resource
 	waits     map[*session]*request // a session waits for one lock at most
+	grants    uint64
 }
 
 func newLockManager() *lockManager {
@@ -188,7 +190,8 @@ func (lm *lockManager) try(o *owner, key resourceKey, m mode, wait bool) (*reque
 			return nil, codeGranted
 		}
 	} else if len(res.waiting) == 0 && res.fits(o, m) {
-		r = &request{o: o, res: res, mode: m, count: 1}
+		lm.grants++
+		r = &request{o: o, res: res, mode: m, count: 1, number: lm.grants}
 		res.granted = append(res.granted, r)
 		o.held[key] = r
 		return nil, codeGranted
@@ -283,6 +286,8 @@ func (lm *lockManager) grant(res *resource) {
 			if i > 0 {
 				break // a conversion is still ahead
 			}
+			lm.grants++
+			w.number = lm.grants
 			res.granted = append(res.granted, w)
 			w.o.held[res.key] = w
 		}
@@ -345,6 +350,25 @@ func (lm *lockManager) end(o *owner, last bool) {
 	}
 	for _, r := range o.held {
 		lm.remove(r)
+	}
+}
+
+// count is how many locks have been granted that weren't held before.
+func (lm *lockManager) count() uint64 {
+	lm.mu.Lock()
+	defer lm.mu.Unlock()
+	return lm.grants
+}
+
+// endSince frees what the owner was granted since. learn.microsoft.com:
+// "ROLLBACK TRANSACTION", Locking behavior: conversions stay as they are.
+func (lm *lockManager) endSince(o *owner, grants uint64) {
+	lm.mu.Lock()
+	defer lm.mu.Unlock()
+	for _, r := range o.held {
+		if r.number > grants {
+			lm.remove(r)
+		}
 	}
 }
 

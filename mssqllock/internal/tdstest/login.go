@@ -13,15 +13,33 @@ type login struct {
 	packetSize                          int
 }
 
-// preloginReply answers a PRELOGIN, [MS-TDS] 2.2.6.5: the version, encryption
-// is not supported, and MARS is off.
-func preloginReply(v version) []byte {
+// preloginEncryption returns what a PRELOGIN says of encryption.
+func preloginEncryption(data []byte) byte {
+	r := reader{b: data}
+	for !r.bad {
+		option := r.byte()
+		if option == 0xff {
+			break
+		}
+		place := r.bytes(4) // offset and length, most significant byte first
+		if option != 1 || r.bad {
+			continue
+		}
+		if at := int(binary.BigEndian.Uint16(place)); at < len(data) {
+			return data[at]
+		}
+	}
+	return encryptNotSupported
+}
+
+// preloginReply answers a PRELOGIN, [MS-TDS] 2.2.6.5: the version, what is
+// encrypted, and MARS is off.
+func preloginReply(v version, encryption byte) []byte {
 	const (
 		optVersion    = 0
 		optEncryption = 1
 		optMARS       = 4
 		terminator    = 0xff
-		notSupported  = 2
 	)
 	b := []byte{
 		optVersion, 0, 16, 0, 6,
@@ -29,7 +47,7 @@ func preloginReply(v version) []byte {
 		optMARS, 0, 23, 0, 1,
 		terminator,
 		v.major, v.minor, byte(v.build >> 8), byte(v.build), 0, 0,
-		notSupported,
+		encryption,
 		0,
 	}
 	return b
@@ -79,16 +97,37 @@ func (s *session) handshake() bool {
 	if err := s.conn.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
 		return false
 	}
+	if !s.strict() {
+		return false
+	}
 	m, err := readMessage(s.in)
 	if err != nil || m.kind != msgPrelogin {
 		return false
 	}
-	_, _ = s.w.p.Write(preloginReply(s.srv.version)) // end has its error
+	encryption := byte(encryptNotSupported)
+	if s.srv.cfg.Certificate != nil && !s.encrypted {
+		switch encryption = preloginEncryption(m.data); encryption {
+		case encryptOn, encryptRequired:
+			encryption = encryptOn
+			s.encrypted = true
+		case encryptOff:
+		default:
+			encryption = encryptNotSupported
+		}
+	}
+	_, _ = s.w.p.Write(preloginReply(s.srv.version, encryption)) // end has its error
 	if s.w.p.end() != nil {
+		return false
+	}
+	plain, plainWriter := s.in, s.w.p.w
+	if encryption != encryptNotSupported && !s.encrypt() {
 		return false
 	}
 	if m, err = readMessage(s.in); err != nil || m.kind != msgLogin {
 		return false
+	}
+	if encryption == encryptOff { // the login has been read
+		s.in, s.w.p.w = plain, plainWriter
 	}
 	l, err := parseLogin(m.data)
 	if err != nil {

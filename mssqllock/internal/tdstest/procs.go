@@ -103,8 +103,9 @@ func (x *executor) lockTarget(proc string, principal, name, ownerName value) (*o
 		key.principal = strings.ToLower(p)
 	}
 	// learn.microsoft.com: "sp_getapplock", Remarks: only a member of the
-	// principal can. There are these two, and all logins are members of both.
-	if key.principal != "public" && key.principal != "dbo" {
+	// principal can. There are public, dbo and a user for each login, and all logins
+	// are members of the first two.
+	if key.principal != "public" && key.principal != "dbo" && (key.principal != x.s.userName() || x.s.user.NoOwnLocks) {
 		return nil, key, sqlErr(1202, 16, "The database principal '"+key.principal+"' does not exist or user is not a member.")
 	}
 	o, given := ownerName.v.(string)
@@ -153,6 +154,9 @@ func getAppLock(x *executor, args []value) (int64, error) {
 			return codeError, invalidParameter("sp_getapplock")
 		}
 		timeout = time.Duration(ms) * time.Millisecond
+	}
+	if f := x.s.srv.onLock.Load(); f != nil && *f != nil {
+		(*f)(key.principal, key.name)
 	}
 	code := x.s.srv.locks.acquire(o, key, m, timeout, x.cancel)
 	return int64(code), x.canceled()

@@ -10,6 +10,7 @@ package tdstest
 
 import (
 	"bufio"
+	"crypto/tls"
 	"fmt"
 	"net"
 	"net/url"
@@ -33,6 +34,8 @@ type Config struct {
 	ReadOnly bool
 	// ServerName is @@SERVERNAME. Default TDSTEST.
 	ServerName string
+	// Certificate is for TLS, which the server has only with one.
+	Certificate *tls.Certificate
 	// Users are the logins, by name. Each is a member of public and of dbo.
 	Users map[string]User
 }
@@ -43,6 +46,7 @@ type User struct {
 	NoViewServerState bool // may see only itself in the views
 	NoKill            bool
 	NoSequences       bool // may not create any
+	NoOwnLocks        bool // may not lock for the principal that is its own user
 }
 
 // Default login.
@@ -82,6 +86,8 @@ type Server struct {
 
 	onStatement atomic.Pointer[func(spid int, sql string)]
 	onRequest   atomic.Pointer[func(spid int, sql string) Fault]
+	onReply     atomic.Pointer[func(spid int, sql string, canceled <-chan struct{})]
+	onLock      atomic.Pointer[func(principal, name string)]
 
 	mu       sync.Mutex
 	listener net.Listener
@@ -282,6 +288,17 @@ func (srv *Server) OnStatement(f func(spid int, sql string)) { srv.onStatement.S
 // OnRequest has f called as OnStatement does; f may wait, which delays the
 // request, and says what becomes of it. nil ends it.
 func (srv *Server) OnRequest(f func(spid int, sql string) Fault) { srv.onRequest.Store(&f) }
+
+// OnReply has f called when a request has run, before the end of its reply is
+// sent; f may wait. canceled is closed when the client has sent an attention
+// meanwhile, or is gone: what was done stays done then. nil ends it.
+func (srv *Server) OnReply(f func(spid int, sql string, canceled <-chan struct{})) {
+	srv.onReply.Store(&f)
+}
+
+// OnLock has f called before each lock that sp_getapplock is asked for. nil ends
+// it.
+func (srv *Server) OnLock(f func(principal, name string)) { srv.onLock.Store(&f) }
 
 func (srv *Server) logged(spid int, sql string) {
 	if f := srv.onStatement.Load(); f != nil && *f != nil {

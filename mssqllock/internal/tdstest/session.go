@@ -3,7 +3,9 @@ package tdstest
 import (
 	"bufio"
 	"encoding/binary"
+	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"time"
 )
@@ -17,6 +19,7 @@ type session struct {
 	w    tokenWriter
 	user User
 
+	encrypted bool // all of it
 	login     login
 	loginTime time.Time
 
@@ -28,6 +31,8 @@ type session struct {
 	doomed      bool // the transaction can only be rolled back
 	tranCount   int
 	tranID      uint64
+	tranName    string // of the outermost
+	saves       []savepoint
 
 	own *owner // of session-owned locks
 	tx  *owner // of the transaction's, nil outside of one; changed under mu
@@ -140,13 +145,13 @@ func (s *session) use(database string) {
 	s.mu.Unlock()
 }
 
-func (s *session) beginTran() {
+func (s *session) beginTran(name string) {
 	s.tranCount++
 	if s.tranCount > 1 {
 		return // learn.microsoft.com: "BEGIN TRANSACTION": nesting only counts
 	}
 	s.tranID = s.srv.nextTran.Add(1)
-	s.doomed = false
+	s.doomed, s.tranName, s.saves = false, name, nil
 	tx := newOwner(s, true)
 	s.mu.Lock()
 	tx.ended = s.killed
@@ -181,12 +186,54 @@ func (s *session) commit() error {
 	return nil
 }
 
-func (s *session) rollback() error {
+// savepoint is one of SAVE TRANSACTION.
+type savepoint struct {
+	name    string
+	granted uint64 // of the locks, how many had been granted before it
+}
+
+// save is SAVE TRANSACTION.
+func (s *session) save(name string) error {
+	if s.tranCount == 0 {
+		return sqlErr(628, 16, "Cannot issue SAVE TRANSACTION when there is no active transaction.")
+	}
+	s.saves = append(s.saves, savepoint{name, s.srv.locks.count()})
+	return nil
+}
+
+// rollback is ROLLBACK TRANSACTION, of the whole transaction, or to the savepoint
+// of the name that was set last. learn.microsoft.com: "ROLLBACK TRANSACTION",
+// Locking behavior.
+func (s *session) rollback(name string) error {
 	if s.tranCount == 0 {
 		return sqlErr(3903, 16, "The ROLLBACK TRANSACTION request has no corresponding BEGIN TRANSACTION.")
 	}
+	if name != "" {
+		for i, save := range slices.Backward(s.saves) {
+			if save.name != name {
+				continue
+			}
+			if s.doomed {
+				return abortErr(3931, 16, "The current transaction cannot be committed and cannot be rolled back to a savepoint. Roll back the entire transaction.")
+			}
+			s.saves = s.saves[:i+1]
+			s.srv.locks.endSince(s.tx, save.granted)
+			return nil
+		}
+		if name != s.tranName {
+			return sqlErr(6401, 16, fmt.Sprintf("Cannot roll back %s. No transaction or savepoint of that name was found.", name))
+		}
+	}
 	s.endTran(envRollback)
 	return nil
+}
+
+// userName is the database principal that the login is: USER_NAME.
+func (s *session) userName() string {
+	if s.login.user == DefaultUser {
+		return "dbo"
+	}
+	return s.login.user
 }
 
 // handle answers one message. It answers false to end the session.
@@ -254,6 +301,9 @@ func (s *session) handle(m message) bool {
 		x.send(abortErr(3998, 16, "Uncommittable transaction is detected at the end of the batch. The transaction is rolled back."))
 		status |= doneError
 	}
+	if f := s.srv.onReply.Load(); f != nil && *f != nil {
+		(*f)(s.spid, what, m.cancel)
+	}
 	if fault == DropAfter {
 		return false
 	}
@@ -293,11 +343,11 @@ func (s *session) tranRequest(r *reader) (what string, run func() error) {
 	)
 	switch r.uint16() {
 	case begin:
-		return "BEGIN TRANSACTION", func() error { s.beginTran(); return nil }
+		return "BEGIN TRANSACTION", func() error { s.beginTran(""); return nil }
 	case commit:
 		return "COMMIT TRANSACTION", s.commit
 	case rollback:
-		return "ROLLBACK TRANSACTION", s.rollback
+		return "ROLLBACK TRANSACTION", func() error { return s.rollback("") }
 	}
 	return "?", func() error {
 		return abortErr(8009, 16, "The transaction manager request is unknown here.")

@@ -52,10 +52,13 @@ type (
 	throwStmt  struct{ args []expr }
 	raiseStmt  struct{ args []expr }
 	printStmt  struct{ e expr }
-	tranStmt   struct{ what byte } // 'b', 'c', 'r'
-	waitStmt   struct{ e expr }
-	killStmt   struct{ e expr }
-	useStmt    struct{ database string }
+	tranStmt   struct {
+		what byte   // 'b', 'c', 'r', 's'
+		name string // empty: none
+	}
+	waitStmt struct{ e expr }
+	killStmt struct{ e expr }
+	useStmt  struct{ database string }
 
 	createSequence struct {
 		schema string
@@ -169,8 +172,8 @@ type (
 		t sqlType
 	}
 	collate struct {
-		e   expr
-		bin bool
+		e    expr
+		name string // in upper case
 	}
 	call struct {
 		name string

@@ -257,12 +257,14 @@ func (x *executor) statement(st statement) (control, error) {
 	case tranStmt:
 		switch st.what {
 		case 'b':
-			x.s.beginTran()
+			x.s.beginTran(st.name)
 			return onward, nil
-		case 'c':
+		case 'c': // its name only documents: "COMMIT TRANSACTION"
 			return onward, x.s.commit()
+		case 's':
+			return onward, x.s.save(st.name)
 		}
-		return onward, x.s.rollback()
+		return onward, x.s.rollback(st.name)
 	case waitStmt:
 		return onward, x.waitFor(st)
 	case killStmt:

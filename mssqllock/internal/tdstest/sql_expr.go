@@ -65,16 +65,40 @@ func init() {
 	}
 }
 
+// commonCollation is the one by which two texts are compared. learn.microsoft.com:
+// "Collation precedence": an explicit one goes before all others, and two of them
+// that differ are an error.
+func commonCollation(a, b value) (string, error) {
+	switch {
+	case a.coll == "" || a.coll == b.coll:
+		return b.coll, nil
+	case b.coll == "":
+		return a.coll, nil
+	}
+	return "", abortErr(468, 16, fmt.Sprintf("Cannot resolve the collation conflict between \"%s\" and \"%s\".", a.coll, b.coll))
+}
+
+// folded is what is compared of two texts by a collation. learn.microsoft.com:
+// "Collation and Unicode support": _CI doesn't tell cases apart, _CS, _BIN and
+// _BIN2 do. The databases have SQL_Latin1_General_CP1_CI_AS.
+func folded(coll, x, y string) (string, string) {
+	if coll == "" || strings.Contains(coll, "_CI_") {
+		return strings.ToLower(x), strings.ToLower(y)
+	}
+	return x, y
+}
+
 // compare orders two values that aren't NULL, as the wider of their types. Texts
-// are compared as the default collation does, without regard to case and to
-// spaces at the end, unless one is to be compared as binary.
+// are compared by their collation, and without regard to spaces at the end.
 func compare(a, b value) (int, error) {
 	t := wider(a.t, b.t)
-	bin := a.bin || b.bin
+	coll, err := commonCollation(a, b)
+	if err != nil {
+		return 0, err
+	}
 	if t.kind == kBit {
 		t.kind = kTinyInt
 	}
-	var err error
 	if t.kind.text() {
 		t.size = 0
 	}
@@ -110,13 +134,7 @@ func compare(a, b value) (int, error) {
 	case string:
 		y := b.v.(string)
 		x, y = strings.TrimRight(x, " "), strings.TrimRight(y, " ")
-		if !bin {
-			if strings.EqualFold(x, y) {
-				return 0, nil
-			}
-			x, y = strings.ToLower(x), strings.ToLower(y)
-		}
-		return strings.Compare(x, y), nil
+		return strings.Compare(folded(coll, x, y)), nil
 	}
 	return 0, noConversion()
 }
@@ -169,7 +187,8 @@ func (e binaryExpr) eval(x *executor, env *rowEnv) (value, error) {
 			t.size = 0
 		}
 		t.size = max(t.size, 1)
-		return value{t: t, v: l + r, bin: a.bin || b.bin}, nil
+		coll, err := commonCollation(a, b)
+		return value{t: t, v: l + r, coll: coll}, err
 	}
 	if t.kind == kBit || t.kind == kNull {
 		t.kind = kInt
@@ -302,9 +321,11 @@ func (e like) eval(x *executor, env *rowEnv) (value, error) {
 	if !ok || !ok2 {
 		return nullOf(tBit), nil
 	}
-	if !a.bin && !b.bin {
-		s, pattern = strings.ToLower(s), strings.ToLower(pattern)
+	coll, err := commonCollation(a, b)
+	if err != nil {
+		return value{}, err
 	}
+	s, pattern = folded(coll, s, pattern)
 	return boolValue(likes([]rune(s), []rune(pattern)) != e.not), nil
 }
 
@@ -388,7 +409,10 @@ func (e castExpr) eval(x *executor, env *rowEnv) (value, error) {
 
 func (e collate) eval(x *executor, env *rowEnv) (value, error) {
 	v, err := e.e.eval(x, env)
-	v.bin = e.bin
+	if err == nil && !v.null() && !v.t.kind.text() {
+		return v, abortErr(447, 16, "Expression type is invalid for COLLATE clause.")
+	}
+	v.coll = e.name
 	return v, err
 }
 
@@ -605,7 +629,7 @@ func init() {
 		"original_login": loginName,
 		"suser_sname":    loginName,
 		"suser_name":     loginName,
-		"user_name":      of(func(*executor) value { return textValue("dbo") }),
+		"user_name":      of(func(x *executor) value { return textValue(x.s.userName()) }),
 		"host_name":      of(func(x *executor) value { return textValue(x.s.login.host) }),
 		"app_name":       of(func(x *executor) value { return textValue(x.s.login.app) }),
 		"xact_state": of(func(x *executor) value {
@@ -652,15 +676,19 @@ func substring(v, from, n value) (value, error) {
 	return textValue(string(u[start:end])), nil
 }
 
+// charIndex is CHARINDEX. learn.microsoft.com: "CHARINDEX": it compares by the
+// collation of the input.
 func charIndex(_ *executor, args []value) (value, error) {
 	what, ok := args[0].v.(string)
 	in, ok2 := args[1].v.(string)
 	if !ok || !ok2 {
 		return nullOf(tInt), nil
 	}
-	if !args[0].bin && !args[1].bin {
-		what, in = strings.ToLower(what), strings.ToLower(in)
+	coll, err := commonCollation(args[0], args[1])
+	if err != nil {
+		return value{}, err
 	}
+	what, in = folded(coll, what, in)
 	at := strings.Index(in, what)
 	if at < 0 || what == "" {
 		return intValue(0), nil

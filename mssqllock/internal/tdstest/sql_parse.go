@@ -3,10 +3,15 @@ package tdstest
 import (
 	"fmt"
 	"math"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 )
+
+// collationName is the form of those of Windows and of SQL Server.
+// learn.microsoft.com: "Windows collation name", "SQL Server collation name".
+var collationName = regexp.MustCompile("^(SQL_)?[A-Z0-9_]+_(BIN2?|C[IS]_A[IS](_KS)?(_WS)?(_SC)?)$")
 
 // maxDepth bounds how deep a batch nests, so that none exhausts the stack.
 const maxDepth = 200
@@ -191,8 +196,7 @@ func (p *parser) statement() statement {
 		p.at++
 		switch {
 		case p.take("tran") || p.take("transaction"):
-			p.tranName()
-			return tranStmt{'b'}
+			return tranStmt{'b', p.tranName()}
 		case p.take("try"):
 			s := tryStmt{try: p.until("end", "try")}
 			p.take(";")
@@ -203,20 +207,31 @@ func (p *parser) statement() statement {
 		return p.until("end")
 	case "commit":
 		p.at++
+		s := tranStmt{what: 'c'}
 		if p.take("tran") || p.take("transaction") {
-			p.tranName()
+			s.name = p.tranName()
 		} else {
 			p.take("work")
 		}
-		return tranStmt{'c'}
+		return s
 	case "rollback":
 		p.at++
+		s := tranStmt{what: 'r'}
 		if p.take("tran") || p.take("transaction") {
-			p.tranName()
+			s.name = p.tranName()
 		} else {
 			p.take("work")
 		}
-		return tranStmt{'r'}
+		return s
+	case "save":
+		p.at++
+		if !p.take("tran") {
+			p.need("transaction")
+		}
+		if !p.isName() {
+			p.fail()
+		}
+		return tranStmt{'s', p.tranName()}
 	case "throw":
 		p.at++
 		s := throwStmt{}
@@ -282,11 +297,12 @@ func (p *parser) statement() statement {
 	return nil
 }
 
-// tranName skips the name of a transaction, which only documents.
-func (p *parser) tranName() {
+// tranName reads the name of a transaction or savepoint, if there is one.
+func (p *parser) tranName() string {
 	if p.isName() {
-		p.at++
+		return p.name()
 	}
+	return ""
 }
 
 func (p *parser) until(words ...string) block {
@@ -915,9 +931,16 @@ func (p *parser) factor() expr {
 		return p.factor()
 	}
 	e := p.primary()
-	for p.take("collate") {
-		name := strings.ToUpper(p.name())
-		e = collate{e, strings.HasSuffix(name, "_BIN") || strings.HasSuffix(name, "_BIN2") || strings.Contains(name, "_CS_")}
+	if p.take("collate") { // once: learn.microsoft.com "Collation precedence"
+		name := p.name()
+		c := collate{e, strings.ToUpper(name)}
+		switch {
+		case c.name == "DATABASE_DEFAULT":
+			c.name = ""
+		case !collationName.MatchString(c.name):
+			panic(abortErr(448, 16, fmt.Sprintf("Invalid collation '%s'.", name)))
+		}
+		e = c
 	}
 	return e
 }

@@ -309,6 +309,21 @@ func TestTransactions(t *testing.T) {
 	if n := srv.Locks(); n != 1 {
 		t.Errorf("%d locks within the transaction", n)
 	}
+	exec(t, c, "SAVE TRAN one; EXEC sp_getapplock 's', 'Exclusive'; SAVE TRAN two; EXEC sp_getapplock 't', 'Exclusive'; ROLLBACK TRAN two")
+	if n := srv.Locks(); n != 2 {
+		t.Errorf("%d locks after the rollback to the second savepoint", n)
+	}
+	exec(t, c, "EXEC sp_getapplock 'r', 'Exclusive'; ROLLBACK TRAN one")
+	if n := srv.Locks(); n != 1 {
+		t.Errorf("%d locks after the rollback to the first savepoint", n)
+	}
+	if _, err := c.ExecContext(ctx, "ROLLBACK TRAN two"); number(err) != 6401 {
+		t.Errorf("to a savepoint that is gone: %v", err)
+	}
+	if got := query[int](t, c, "SELECT @@TRANCOUNT"); got != 1 {
+		t.Errorf("%d transactions", got)
+	}
+	exec(t, c, "ROLLBACK; BEGIN TRAN x; EXEC sp_getapplock 'r', 'Exclusive'; ROLLBACK TRAN x; BEGIN TRAN; EXEC sp_getapplock 'r', 'Exclusive'")
 	// database/sql closes it then, once: go-mssqldb gives two connections one
 	// buffer after one was closed twice.
 	c.Raw(func(any) error { return sqldriver.ErrBadConn })
@@ -379,7 +394,8 @@ func TestErrors(t *testing.T) {
 	for q, n := range map[string]int32{
 		"SELECT 1 FROM": 102, "UPDATE t SET a = 1": 156, "no_such_proc": 2812, "EXEC no_such_proc": 2812, "SELECT @x": 137,
 		"SELECT * FROM nothing": 208, "SELECT nothing": 207, "SELECT nothing()": 195, "SELECT 'a": 105, "SELECT 1/0": 8134,
-		"COMMIT": 3902, "ROLLBACK": 3903, "THROW 50001, 'x', 1": 50001, "RAISERROR('x', 16, 1)": 50000, "SELECT CAST('x' AS int)": 245,
+		"SELECT 'a' COLLATE nonsense": 448, "SELECT CASE WHEN 'a' COLLATE Latin1_General_BIN2 = 'a' COLLATE Latin1_General_CI_AS THEN 1 ELSE 0 END": 468, "SELECT 1 COLLATE Latin1_General_BIN2": 447,
+		"SAVE TRAN s": 628, "COMMIT": 3902, "ROLLBACK": 3903, "THROW 50001, 'x', 1": 50001, "RAISERROR('x', 16, 1)": 50000, "SELECT CAST('x' AS int)": 245,
 		"EXEC sp_getapplock 'a', 'Bad', 'Session'": 15600, "EXEC sp_getapplock NULL, 'Shared', 'Session'": 15600, "EXEC sp_releaseapplock 'a', 'Session'": 1223,
 		"IF 1 SELECT 1": 4145, strings.Repeat("(", 300): 156,
 	} {
@@ -387,6 +403,47 @@ func TestErrors(t *testing.T) {
 			t.Errorf("%s: %v, want %d", q, err, n)
 		} else if err == nil {
 			t.Errorf("%s: no error", q)
+		}
+	}
+}
+
+func TestCollations(t *testing.T) {
+	db := open(t, start(t, tdstest.Config{}), nil)
+	for q, want := range map[string]int{
+		"SELECT CHARINDEX('B', 'abc')":                                                         2,
+		"SELECT CHARINDEX('B' COLLATE Latin1_General_BIN2, 'abc')":                             0,
+		"SELECT CHARINDEX('B', 'abc' COLLATE Latin1_General_CS_AS)":                            0,
+		"SELECT CHARINDEX('b', 'abc' COLLATE Latin1_General_BIN2)":                             2,
+		"SELECT CASE WHEN 'a' = 'A' THEN 1 ELSE 0 END":                                         1,
+		"SELECT CASE WHEN 'a' = 'A' COLLATE Latin1_General_BIN2 THEN 1 ELSE 0 END":             0,
+		"SELECT CASE WHEN 'a' LIKE 'A' COLLATE SQL_Latin1_General_CP1_CI_AS THEN 1 ELSE 0 END": 1,
+		"SELECT CASE WHEN 'a' LIKE 'A' COLLATE Latin1_General_CS_AS_KS_WS THEN 1 ELSE 0 END":   0,
+		"SELECT CASE WHEN 'a' = 'A' COLLATE database_default THEN 1 ELSE 0 END":                1,
+	} {
+		if got := query[int](t, db, q); got != want {
+			t.Errorf("%s: %d", q, got)
+		}
+	}
+}
+
+func TestPrincipals(t *testing.T) {
+	srv := start(t, tdstest.Config{Users: map[string]tdstest.User{"sa": {Password: tdstest.DefaultPassword}, "low": {Password: "p"}, "out": {Password: "p", NoOwnLocks: true}}})
+	const get = "DECLARE @r int, @u nvarchar(128) = USER_NAME(); BEGIN TRY EXEC @r = sp_getapplock 'r', 'Exclusive', 'Session', 0, @u END TRY BEGIN CATCH SET @r = -ERROR_NUMBER() END CATCH; SELECT @r"
+	a := conn(t, open(t, srv, nil))
+	for user, want := range map[string]int{"low": 0, "out": -1202} {
+		c := conn(t, open(t, srv, url.Values{"user": {user}, "password": {"p"}}))
+		if got := query[int](t, c, get); got != want {
+			t.Errorf("%s: %d, want %d", user, got, want)
+		}
+		if user == "out" {
+			continue
+		}
+		// What others hold of the name is another lock, of the same hash.
+		if got := query[int](t, a, get); got != 0 {
+			t.Errorf("%d", got)
+		}
+		if got := query[int](t, a, "SELECT COUNT(*) FROM sys.dm_tran_locks l JOIN sys.dm_tran_locks m ON SUBSTRING(l.resource_description, 2, 100) = SUBSTRING(m.resource_description, 2, 100) AND l.resource_description < m.resource_description"); got != 1 {
+			t.Errorf("%d pairs", got)
 		}
 	}
 }

@@ -36,9 +36,11 @@ type sqlType struct {
 // value is a value of a type: nil (NULL), int64, float64, string, []byte or
 // time.Time. A bit is an int64, too.
 type value struct {
-	t   sqlType
-	v   any
-	bin bool // to be compared as binary, by COLLATE
+	t sqlType
+	v any
+	// coll is the collation of an explicit COLLATE, in upper case; of all others it
+	// is the database's.
+	coll string
 }
 
 var (
@@ -125,7 +127,7 @@ func convert(v value, t sqlType) (value, error) {
 	if v.null() {
 		return nullOf(t), nil
 	}
-	out := value{t: t, bin: v.bin}
+	out := value{t: t, coll: v.coll}
 	switch {
 	case t.kind == kBit:
 		n, err := toInt(v, kBigInt)

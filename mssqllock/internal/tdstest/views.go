@@ -18,6 +18,11 @@ func (x *executor) view(ref tableRef) (*result, error) {
 		return &result{cols: lockColumns, rows: x.s.srv.locks.rows()}, nil
 	case "sys.dm_exec_sessions":
 		return &result{cols: sessionColumns, rows: x.sessionRows()}, nil
+	case "sys.dm_exec_connections":
+		if err := x.mayViewState(); err != nil {
+			return nil, err
+		}
+		return &result{cols: connectionColumns, rows: x.connectionRows()}, nil
 	case "sys.dm_exec_requests":
 		return &result{cols: requestColumns, rows: x.requestRows()}, nil
 	case "sys.sequences":
@@ -59,11 +64,15 @@ var lockColumns = []column{
 	{"request_owner_type", nvarchar(60)},
 }
 
-// describe is resource_description of an application lock: principal id, up to
-// 32 characters of the name, and a hash, which here is any.
+// describe is resource_description of an application lock. learn.microsoft.com:
+// "sys.dm_tran_locks", Resource details: principal id, up to 32 characters of the
+// name, and a hash of all of it, which here is any.
 func (k resourceKey) describe() string {
-	id := 0 // public
-	if k.principal == "dbo" {
+	id := 5 // a user, whichever
+	switch k.principal {
+	case "public":
+		id = 0
+	case "dbo":
 		id = 1
 	}
 	h := fnv.New32a()
@@ -155,6 +164,20 @@ func (x *executor) sessionRows() [][]value {
 			{t: sqlType{kind: kSmallInt}, v: databaseID(database)},
 			open, intValue(-1),
 		})
+	}
+	return rows
+}
+
+var connectionColumns = []column{
+	{"session_id", tInt},
+	{"encrypt_option", nvarchar(40)},
+}
+
+func (x *executor) connectionRows() [][]value {
+	var rows [][]value
+	for _, s := range x.s.srv.list() {
+		option := map[bool]string{false: "FALSE", true: "TRUE"}[s.encrypted]
+		rows = append(rows, []value{intValue(int64(s.spid)), textValue(option)})
 	}
 	return rows
 }
