@@ -47,7 +47,6 @@ type stormSession struct {
 	renewing atomic.Bool
 	gaveUp   atomic.Int32
 	released time.Time
-	holds    int
 }
 
 type stormHold struct {
@@ -201,7 +200,7 @@ func (h *stormHold) Release(ctx context.Context) error {
 	return nil
 }
 
-func (h *stormHold) Upgrade(ctx context.Context, wait time.Duration) (uint64, error) {
+func (h *stormHold) Upgrade(context.Context, time.Duration) (uint64, error) {
 	defer h.alone()()
 	h.s.nap(2 * time.Millisecond)
 	if h.s.roll(10) {
@@ -328,7 +327,7 @@ func storm(t *testing.T, seed uint64) {
 		t: t, rng: rand.New(rand.NewPCG(seed, 1)), holders: make(map[string]map[*stormHold]struct{}),
 		tokens: seed%2 == 0, fast: seed/64%4 != 0,
 	}
-	killEvery := []time.Duration{5, 30, 100, 1000}[seed/2%4] * time.Millisecond
+	killEvery := time.Duration([]int{5, 30, 100, 1000}[seed/2%4]) * time.Millisecond
 	quick := seed/8%2 == 0
 	mostly := seed / 16 % 4
 	var passed, lostTold, lostSeen, got atomic.Int32
