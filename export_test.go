@@ -12,7 +12,9 @@ func init() {
 	clocks = func(boot bool) reading {
 		r := reading{t: time.Now()}
 		// The real clock would go on while that of a test stands still.
-		r.boot = r.t.Sub(epoch) + time.Duration(skew.Load())
+		if boot {
+			r.boot = r.t.Sub(epoch) + time.Duration(skew.Load())
+		}
 		return r
 	}
 }
