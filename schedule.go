@@ -18,9 +18,8 @@ const smallestJump = 10 * time.Millisecond
 // Locker.keepersMu guards it.
 type schedule struct {
 	keepers byWake
-	timer   *time.Timer // nil until it is needed
-	alarm   time.Time   // when the timer fires; zero: it doesn't
-	looked  reading     // when it fired last, or was set
+	alarm   time.Time // when the timer fires; zero: it doesn't
+	looked  reading   // when it fired last, or was set
 	stopped bool
 	ring    func()
 }
@@ -55,23 +54,23 @@ func (s *schedule) set(n reading) {
 	if first := s.keepers[0].wake; first.Before(at) {
 		at = first
 	}
-	if !s.alarm.IsZero() && !s.alarm.After(at) {
-		return
-	}
 	if s.alarm.IsZero() {
 		s.looked = n
+	} else if s.alarm.After(n.t) && !s.alarm.After(at) {
+		return
 	}
 	s.alarm = at
-	if d := time.Until(at); s.timer == nil { // n may have been a while ago
-		s.timer = time.AfterFunc(d, s.ring)
-	} else {
-		s.timer.Reset(d)
-	}
+	// A timer of its own each time: one that a test in a bubble of testing/synctest has
+	// made can't be set again outside of it. What was set for later does nothing.
+	time.AfterFunc(time.Until(at), s.ring)
 }
 
 // due takes out the keepers that have something to do at n: all of them if the
 // clocks have jumped.
 func (s *schedule) due(n reading) []*keeper {
+	if s.alarm.IsZero() || n.t.Before(s.alarm) {
+		return nil
+	}
 	s.alarm = time.Time{}
 	jumped := n.since(s.looked) > n.t.Sub(s.looked.t)+smallestJump
 	var due []*keeper
@@ -79,13 +78,6 @@ func (s *schedule) due(n reading) []*keeper {
 		due = append(due, heap.Pop(&s.keepers).(*keeper))
 	}
 	return due
-}
-
-func (s *schedule) stop() {
-	s.stopped = true
-	if s.timer != nil {
-		s.timer.Stop()
-	}
 }
 
 // lookAfterKeepers is called when the schedule rings.
@@ -108,12 +100,17 @@ func (l *Locker) lookAfterKeepers() {
 // byWake is a heap of keepers: who wakes first is on top.
 type byWake []*keeper
 
-func (b byWake) Len() int           { return len(b) }
-func (b byWake) Less(i, j int) bool { return b[i].wake.Before(b[j].wake) }
+// Len implements [heap.Interface].
+func (b *byWake) Len() int { return len(*b) }
 
-func (b byWake) Swap(i, j int) {
-	b[i], b[j] = b[j], b[i]
-	b[i].at, b[j].at = i, j
+// Less implements [heap.Interface].
+func (b *byWake) Less(i, j int) bool { return (*b)[i].wake.Before((*b)[j].wake) }
+
+// Swap implements [heap.Interface].
+func (b *byWake) Swap(i, j int) {
+	k := *b
+	k[i], k[j] = k[j], k[i]
+	k[i].at, k[j].at = i, j
 }
 
 // Push implements [heap.Interface].

@@ -169,7 +169,7 @@ func (k *keeper) unwatch() {
 // renewals that are under way.
 func (l *Locker) stopKeeping(ctx context.Context) {
 	l.keepersMu.Lock()
-	l.schedule.stop()
+	l.schedule.stopped = true
 	var underWay []*renewal
 	for _, k := range l.keepers {
 		if k.renewal != nil {

@@ -86,7 +86,7 @@ func (h *holding) tryUpgrade(ctx context.Context, r *request) error {
 		h.notUpgraded(t, a.err)
 		done()
 	default:
-		done()
+		defer done()
 		return h.upgraded(t, a.grant.Token)
 	}
 	if e := h.over(); e != nil {

@@ -140,8 +140,8 @@ type Info struct {
 	// They are idle on a backend that waits by itself.
 	PollMin, PollMax time.Duration
 
-	// AnswersWithin, if not zero, bounds each trip to the store that Acquire (with
-	// Request.Wait zero) and Release make, whatever the store does, and also if
+	// AnswersWithin, if not zero, bounds each trip to the store that Acquire and
+	// Upgrade (with a wait of zero) and Release make, whatever the store does, and also if
 	// their context never ends. Package distlock then calls them in the caller's own
 	// goroutine where that can't make the caller late, and saves the change from one
 	// to another: always with a bound of at most 100 ms, else where the caller has
