@@ -12,22 +12,34 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openFence opens the fence at path and keeps others from it until it is
-// closed. If there is none it is made, with what first returns as its content,
+// openFence opens the fence of a resource, or takes the one that is open, and
+// keeps others from it until closeFence. If there is none it is made, with what first returns as its content,
 // and fresh is true.
 //
 // It is made complete: the lock on the unfinished file is what decides between
 // several makers, and becomes the lock on the fence with the new name.
-func openFence(ctx context.Context, path string, mode fs.FileMode, first func() []byte) (f fenceFile, fresh bool, err error) {
+func (b *Backend) openFence(ctx context.Context, n *name, first func() []byte) (f fenceFile, fresh bool, err error) {
+	if g := b.borrowFence(n); g != nil {
+		locked, err := g.flock(unix.LOCK_EX)
+		if locked && err == nil {
+			// Somebody may have removed or replaced it meanwhile, or linked to it.
+			if current, err := g.current(); current && err == nil && g.links == 1 {
+				return guarded{g}, false, nil
+			}
+		}
+		g.unlock()
+		g.close()
+	}
+	path := n.fence
 	for {
-		g, err := openGuarded(ctx, path, mode, false)
+		g, err := b.openGuarded(ctx, path, false)
 		if err == nil {
 			return guarded{g}, false, nil
 		}
 		if !errors.Is(err, fs.ErrNotExist) {
 			return nil, false, err
 		}
-		g, err = openGuarded(ctx, path+unfinishedSuffix, mode, true)
+		g, err = b.openGuarded(ctx, path+unfinishedSuffix, true)
 		if err != nil {
 			return nil, false, err
 		}
@@ -48,10 +60,10 @@ func openFence(ctx context.Context, path string, mode fs.FileMode, first func() 
 
 // openGuarded opens a file for reading and writing and waits until nobody else
 // has it open in this way.
-func openGuarded(ctx context.Context, path string, mode fs.FileMode, create bool) (*file, error) {
+func (b *Backend) openGuarded(ctx context.Context, path string, create bool) (*file, error) {
 	var p patience
 	for {
-		f, err := openFile(path, unix.O_RDWR, mode, create)
+		f, err := b.openFile(path, unix.O_RDWR, b.mode, create)
 		if err != nil {
 			return nil, err
 		}
@@ -85,6 +97,16 @@ func openGuarded(ctx context.Context, path string, mode fs.FileMode, create bool
 			return nil, err
 		}
 	}
+}
+
+// closeFence lets others have the fence. If all went well, it stays open for the next count.
+func (b *Backend) closeFence(n *name, f fenceFile, ok bool) error {
+	g := f.(guarded).file
+	g.unlock()
+	if !ok || !b.lined || g.stuck || !b.keepFence(n, g) {
+		g.close()
+	}
+	return nil
 }
 
 // guarded is a file that openGuarded opened.
@@ -139,12 +161,6 @@ func (g guarded) Sync() error {
 	if err != nil {
 		return g.failed("sync", err)
 	}
-	return nil
-}
-
-func (g guarded) Close() error {
-	g.unlock()
-	g.close()
 	return nil
 }
 

@@ -13,22 +13,34 @@ import (
 // A file is one open description of a regular file: what the system's locks
 // belong to.
 type file struct {
-	fd    int
-	path  string
-	id    fileID
-	links uint64 // when it was opened
-	bytes bool   // single bytes of it are locked too
+	fd       int
+	path     string
+	id       fileID
+	links    uint64 // when it was last looked at
+	writable bool
+	bytes    bool // single bytes of it are locked too
+	stuck    bool // something may be locked on it until it is closed
 }
 
 // fileID tells files apart as long as they are open.
 type fileID struct{ dev, ino uint64 }
+
+// openFile opens a file; see the function. If the process has too many files
+// open, those that are idle are closed.
+func (b *Backend) openFile(path string, access int, mode fs.FileMode, create bool) (*file, error) {
+	f, err := openFile(path, access, mode, create)
+	if (errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE)) && b.dropIdle() {
+		return openFile(path, access, mode, create)
+	}
+	return f, err
+}
 
 // openFile opens a file, without following a link in its place. access is
 // O_RDWR or O_RDONLY.
 func openFile(path string, access int, mode fs.FileMode, create bool) (*file, error) {
 	// O_NONBLOCK keeps the call from waiting for the other end of a FIFO.
 	const always = unix.O_CLOEXEC | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_NOCTTY
-	f := &file{path: path}
+	f := &file{path: path, writable: access == unix.O_RDWR}
 	for {
 		var err error
 		// Without O_CREAT first: Linux denies that to the existing files of others
@@ -130,7 +142,9 @@ func (f *file) flock(how int) (bool, error) {
 // process for a while.
 func (f *file) unlock() {
 	f.unlockBytes()
-	_ = unix.Flock(f.fd, unix.LOCK_UN) // the close that follows does it too
+	if unix.Flock(f.fd, unix.LOCK_UN) != nil {
+		f.stuck = true
+	}
 }
 
 func (f *file) close() { unix.Close(f.fd) }
@@ -145,6 +159,7 @@ func (f *file) current() (bool, error) {
 	if err != nil {
 		return false, f.failed("stat", err)
 	}
+	f.links = uint64(st.Nlink)
 	return idOf(&st) == f.id, nil
 }
 

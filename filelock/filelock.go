@@ -103,6 +103,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/distlock-go/distlock/driver"
@@ -119,6 +120,13 @@ type Options struct {
 	// to reach all of its users. It is right only if all of them are on this host,
 	// in this kernel.
 	AllowUnsafeMount bool
+
+	// NoTokens leaves out fencing tokens, and the files that they are counted in:
+	// an uncontended lock then costs half. Locks have no token, and of holders
+	// nothing is known but the process number, where the system tells that.
+	// Without files that change, [Prune] goes by when they were made. All who use
+	// the directory should agree in this.
+	NoTokens bool
 }
 
 // Backend locks files in one directory. Its methods are safe for concurrent
@@ -130,11 +138,17 @@ type Backend struct {
 	network   bool   // other hosts may use it: fences are flushed, not bound to a boot
 	lined     bool   // waiters line up and wake each other: Linux, local file system
 	procLocks string // how /proc/locks calls the file system; empty: ask the files
+	noTokens  bool
 	info      driver.Info
 
-	closed chan struct{}
-	mu     sync.Mutex
-	holds  map[*hold]struct{} // nil once closed
+	closed  chan struct{}
+	mu      sync.Mutex
+	holds   map[*hold]struct{} // nil once closed
+	names   map[nameKey]*name
+	uses    uint64 // of names
+	resting bool   // idle files are going to be looked through
+
+	lastOwner atomic.Pointer[ownerText]
 }
 
 // New returns a backend on the lock files in dir, and checks at once that locks
@@ -170,6 +184,9 @@ func New(dir string, o *Options) (*Backend, error) {
 		mode:   o.FileMode,
 		closed: make(chan struct{}),
 		holds:  make(map[*hold]struct{}),
+		names:  make(map[nameKey]*name),
+
+		noTokens: o.NoTokens,
 		info: driver.Info{
 			Name:    "file",
 			Modes:   driver.ModesOf(driver.Exclusive, driver.Shared, driver.Permit),
@@ -204,23 +221,27 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 	if b.isClosed() {
 		return driver.Grant{}, errClosed
 	}
+	n := b.name(r.Resource, r.Mode == driver.Permit)
 	for {
-		held, err := b.take(ctx, r)
+		held, err := b.take(ctx, n, r)
 		if errors.Is(err, fs.ErrNotExist) && b.remake() == nil {
-			held, err = b.take(ctx, r)
+			held, err = b.take(ctx, n, r)
 		}
 		if err != nil {
 			return driver.Grant{}, err
 		}
-		h := &hold{backend: b, held: held, resource: r.Resource, mode: r.Mode, owner: r.Owner, freshened: time.Now()}
-		token, err := h.count(ctx, r.Mode)
+		h := &hold{backend: b, name: n, held: held, mode: r.Mode, owner: r.Owner}
+		var token uint64
+		if !b.noTokens {
+			token, err = h.count(ctx, r.Mode)
+		}
 		if err == nil && !b.add(h) {
 			err = errClosed
 		}
 		if err == nil {
 			return driver.Grant{Hold: h, Token: token, Session: h.session()}, nil
 		}
-		held.free()
+		b.free(n, held, false)
 		if !errors.Is(err, driver.ErrLost) || ctx.Err() != nil {
 			return driver.Grant{}, err
 		}
@@ -264,8 +285,11 @@ func (b *Backend) isClosed() bool {
 // Close ends what waits and frees what is still held.
 func (b *Backend) Close() error {
 	b.mu.Lock()
-	holds := b.holds
-	b.holds = nil
+	holds, names := b.holds, b.names
+	b.holds, b.names = nil, nil
+	for _, n := range names {
+		n.gone = true
+	}
 	b.mu.Unlock()
 	if holds == nil {
 		return nil
@@ -273,6 +297,9 @@ func (b *Backend) Close() error {
 	close(b.closed)
 	for h := range holds {
 		h.Abandon()
+	}
+	for _, n := range names {
+		n.idle.close()
 	}
 	return nil
 }
@@ -284,15 +311,15 @@ func (b *Backend) path(resource, suffix string) string {
 
 // A hold is one grant. Where it can be lost it is its own session.
 type hold struct {
-	backend  *Backend
-	resource string
-	owner    driver.Owner
+	backend *Backend
+	name    *name
+	owner   driver.Owner
 
 	mu        sync.Mutex // held during all use of held
 	held      *held      // nil once it ended
 	mode      driver.Mode
 	lost      bool
-	freshened time.Time
+	freshened time.Time // zero: not since it began
 }
 
 // count returns the next token, and leaves word of the owner with it. Only then
@@ -302,7 +329,10 @@ func (h *hold) count(ctx context.Context, mode driver.Mode) (uint64, error) {
 	if h.held == nil {
 		return 0, driver.ErrLost
 	}
-	token, err := h.backend.count(ctx, h.resource, mode, h.owner)
+	if h.backend.noTokens {
+		return 0, h.held.check()
+	}
+	token, err := h.backend.count(ctx, h.name, mode, h.owner)
 	if err == nil {
 		err = h.held.check()
 	}
@@ -331,7 +361,7 @@ func (h *hold) Release(context.Context) error {
 		return nil
 	}
 	err := h.held.check()
-	h.end().free()
+	h.backend.free(h.name, h.end(), err == nil)
 	if errors.Is(err, driver.ErrLost) {
 		h.lost = true
 		return err
@@ -352,6 +382,6 @@ func (h *hold) Abandon() {
 	defer h.mu.Unlock()
 	if h.held != nil {
 		h.lost = true
-		h.end().free()
+		h.backend.free(h.name, h.end(), false)
 	}
 }

@@ -224,7 +224,8 @@ func TestFenceIsBusy(t *testing.T) {
 	b := openDir(t, t.TempDir())
 	g := acquire(t, b, driver.Exclusive, "a")
 	release(t, g)
-	f, _, err := openFence(t.Context(), b.path("a", fenceSuffix), 0, nil)
+	n := b.name("a", false)
+	f, _, err := b.openFence(t.Context(), n, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -240,7 +241,7 @@ func TestFenceIsBusy(t *testing.T) {
 	if err := p.nap(t.Context(), "x"); err == nil || errors.Is(err, driver.ErrHeld) {
 		t.Error(err)
 	}
-	if err := f.Close(); err != nil {
+	if err := b.closeFence(n, f, true); err != nil {
 		t.Error(err)
 	}
 	if next := acquire(t, b, driver.Exclusive, "a"); next.Token != g.Token+1 {
@@ -314,7 +315,7 @@ func TestFenceText(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, text)
 		}
 	}
-	if now := uint64(time.Now().UnixMicro()); g.Token < uint64(before.UnixMicro()) || g.Token > now || g.Token >= 1<<53 {
+	if now := clockToken(time.Now()); g.Token < clockToken(before) || g.Token > now || g.Token >= 1<<47 {
 		t.Errorf("token %d at %d", g.Token, now)
 	}
 	holders, err := b.Holders(t.Context(), "a", driver.Exclusive)
@@ -336,8 +337,8 @@ func TestNoteFits(t *testing.T) {
 			owner: driver.Owner{Host: s, PID: math.MaxInt32, Program: s, Note: s},
 		}
 		line := n.appendLine(nil)
-		got, ok := parseLine(line)
-		got = got.describe()
+		read, ok := parseLine(line)
+		got := read.describe()
 		if len(line) != slotSize || !ok || got.token != n.token || got.boot != n.boot || got.mode != n.mode || got.owner.PID != n.owner.PID {
 			t.Errorf("%.20q: %d bytes, %v, %+v\n%s", s, len(line), ok, got, line)
 		}
@@ -384,7 +385,7 @@ func TestTokenAfter(t *testing.T) {
 	b := openDir(t, t.TempDir())
 	torn := line(99, bootID())
 	torn[20] ^= 1
-	future := uint64(time.Now().Add(time.Hour).UnixMicro())
+	future := clockToken(time.Now().Add(time.Hour))
 	for name, c := range map[string]struct {
 		lines [][]byte
 		least uint64
@@ -394,7 +395,7 @@ func TestTokenAfter(t *testing.T) {
 		"second of two":      {[][]byte{line(40, bootID()), line(41, bootID())}, 42, true},
 		"first only":         {[][]byte{line(41, bootID()), blankLine}, 42, true},
 		"cut off":            {[][]byte{line(41, bootID())}, 41 + leap, false},
-		"other boot":         {[][]byte{line(41, "x"), blankLine}, uint64(time.Now().UnixMicro()), false},
+		"other boot":         {[][]byte{line(41, "x"), blankLine}, clockToken(time.Now()), false},
 		"other boot, future": {[][]byte{line(future, "x"), blankLine}, future + leap, true},
 		"other line torn":    {[][]byte{line(future, bootID()), torn}, future + leap, true},
 	} {
@@ -416,7 +417,8 @@ func TestDamagedFence(t *testing.T) {
 		"short":  "token 12",
 		"blank":  string(blankLine) + string(blankLine),
 		"zeroed": strings.Repeat("\x00", 2*slotSize),
-		"full":   string(line(math.MaxInt64, bootID())) + string(blankLine),
+		"full":   string(line(1<<47-1, bootID())) + string(blankLine),
+		"leap":   string(line(1<<47-leap, "x")) + string(blankLine),
 		"zero":   string(line(0, bootID())) + string(blankLine),
 	} {
 		for _, mode := range []driver.Mode{driver.Exclusive, driver.Shared} {
@@ -592,7 +594,7 @@ func TestPrune(t *testing.T) {
 			release(t, acquire(t, b, mode, resource))
 		}
 	}
-	old := uint64(time.Now().Add(-47 * time.Hour).UnixMicro())
+	old := clockToken(time.Now().Add(-47 * time.Hour))
 	fence(t, b, "old", line(old, bootID()), blankLine)
 	for _, other := range []string{"mine.lock", "-" + FileName("x"), FileName("x") + "~", strings.ToLower(FileName("x"))} {
 		if err := os.WriteFile(filepath.Join(dir, other), nil, 0o600); err != nil {

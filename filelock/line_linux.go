@@ -49,7 +49,11 @@ func (f *file) stand(place int64) error {
 	return err
 }
 
-func (f *file) leave(place int64) { _, _ = f.fcntl(unix.F_UNLCK, place) }
+func (f *file) leave(place int64) {
+	if _, err := f.fcntl(unix.F_UNLCK, place); err != nil {
+		f.stuck = true
+	}
+}
 
 // isFirst reports whether nobody else stands before the place.
 func (f *file) isFirst(place int64) (bool, error) {
@@ -107,8 +111,11 @@ func (f *file) lock(mode driver.Mode, lined bool) error {
 func (f *file) unlockBytes() {
 	if f.bytes {
 		f.bytes = false
-		_, _ = f.fcntl(unix.F_UNLCK, readers)
-		_, _ = f.fcntl(unix.F_UNLCK, upgrades)
+		_, one := f.fcntl(unix.F_UNLCK, readers)
+		_, two := f.fcntl(unix.F_UNLCK, upgrades)
+		if one != nil || two != nil {
+			f.stuck = true
+		}
 	}
 }
 

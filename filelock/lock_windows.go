@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"math/rand/v2"
 	"os"
@@ -20,7 +21,14 @@ import (
 // meanwhile, so that it can't be lost.
 type held struct{ handle windows.Handle }
 
-func (h *held) free() { windows.CloseHandle(h.handle) }
+// free closes the file. While it is open nobody else can have it, so that it
+// can't be kept for later.
+func (b *Backend) free(_ *name, h *held, _ bool) { windows.CloseHandle(h.handle) }
+
+// idle is nothing here; see free.
+type idle struct{}
+
+func (idle) close() {}
 
 func (h *held) check() error { return nil }
 
@@ -35,13 +43,13 @@ func (b *Backend) examine(bool) error {
 	return errors.Join(f.Close(), os.Remove(f.Name()))
 }
 
-func (b *Backend) take(ctx context.Context, r driver.Request) (*held, error) {
+func (b *Backend) take(ctx context.Context, n *name, r driver.Request) (*held, error) {
 	if r.Mode != driver.Permit {
-		return lock(ctx, b.path(r.Resource, lockSuffix), r.Mode)
+		return lock(ctx, n.queue, r.Mode)
 	}
 	start := rand.IntN(r.Limit)
 	for i := range r.Limit {
-		h, err := lock(ctx, b.path(r.Resource, permitSuffix+strconv.Itoa((start+i)%r.Limit)), driver.Exclusive)
+		h, err := lock(ctx, n.base+permitSuffix+strconv.Itoa((start+i)%r.Limit), driver.Exclusive)
 		if !errors.Is(err, driver.ErrHeld) {
 			return h, err
 		}
@@ -110,10 +118,11 @@ func longPath(path string) string {
 	return `\\?\` + path
 }
 
-// openFence opens the fence at path and keeps others from it until it is
+// openFence opens the fence of a resource and keeps others from it until it is
 // closed. If there is none it is made, with what first returns as its content,
 // and fresh is true.
-func openFence(ctx context.Context, path string, _ fs.FileMode, first func() []byte) (f fenceFile, fresh bool, err error) {
+func (b *Backend) openFence(ctx context.Context, n *name, first func() []byte) (f fenceFile, fresh bool, err error) {
+	path := n.fence
 	var p patience
 	for {
 		h, err := open(ctx, path, windows.GENERIC_READ|windows.GENERIC_WRITE, 0, windows.OPEN_EXISTING)
@@ -133,6 +142,8 @@ func openFence(ctx context.Context, path string, _ fs.FileMode, first func() []b
 		}
 	}
 }
+
+func (b *Backend) closeFence(_ *name, f fenceFile, _ bool) error { return f.(io.Closer).Close() }
 
 // makeFence gives a complete file the name, unless there is one by now. Its
 // number isn't granted to anybody.

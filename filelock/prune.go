@@ -92,7 +92,7 @@ func (p *pruning) remove(path string) bool {
 	if strings.HasSuffix(path, "fence") {
 		may = func(content []byte) bool {
 			last, _, _ := newest(content)
-			return last.token > 0 && last.token < uint64(time.Now().Add(-fenceMargin).UnixMicro())
+			return last.token > 0 && last.token < clockToken(time.Now().Add(-fenceMargin))
 		}
 	}
 	removed, err := removeIdle(path, p.before, may)
