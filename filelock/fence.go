@@ -44,6 +44,10 @@ const leap = 1 << 24
 // which takes them microseconds.
 const guardTimeout = 5 * time.Second
 
+// answersWithin bounds a try. It is a matter of system calls on local files, and
+// long after that somebody else has been stopped while he had the fence.
+const answersWithin = time.Second
+
 // A note is one line of a fence file: one grant.
 type note struct {
 	token uint64
@@ -216,7 +220,7 @@ func parseLine(line []byte) (w written, ok bool) {
 	if len(line) != slotSize || line[slotSize-1] != '\n' {
 		return w, false
 	}
-	text := bytes.TrimRight(line[:slotSize-1], " ")
+	text := trimBlanks(line[:slotSize-1])
 	i := len(text) - sumSize
 	if i < 0 || string(text[i:i+len(sumField)]) != sumField {
 		return w, false
@@ -232,6 +236,15 @@ func parseLine(line []byte) (w written, ok bool) {
 	}
 	w.boot, w.rest, _ = bytes.Cut(bytes.TrimPrefix(rest, []byte("boot ")), []byte(" "))
 	return w, true
+}
+
+// trimBlanks returns b without the blanks at its end, of which there are many.
+func trimBlanks(b []byte) []byte {
+	const eight = 0x2020202020202020
+	for len(b) >= 8 && binary.NativeEndian.Uint64(b[len(b)-8:]) == eight {
+		b = b[:len(b)-8]
+	}
+	return bytes.TrimRight(b, " ")
 }
 
 // describe returns all that the line tells. What is missing there stays zero.

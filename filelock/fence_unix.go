@@ -127,8 +127,10 @@ func (g guarded) finish(path string, content []byte) error {
 	if err := os.Rename(g.path, path); err != nil {
 		return err
 	}
+	var err error
 	g.path = path
-	return nil
+	g.cpath, err = unix.BytePtrFromString(path)
+	return err
 }
 
 func (g guarded) ReadAt(b []byte, at int64) (n int, err error) {

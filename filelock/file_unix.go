@@ -15,11 +15,19 @@ import (
 type file struct {
 	fd       int
 	path     string
-	id       fileID
-	links    uint64 // when it was last looked at
+	cpath    *byte // the same, as the kernel takes it
+	look           // as it was when it was opened; links as they were last
 	writable bool
+	local    bool // no lock on it is the affair of other hosts
 	bytes    bool // single bytes of it are locked too
 	stuck    bool // something may be locked on it until it is closed
+}
+
+// A look is what can be seen of a file.
+type look struct {
+	id      fileID
+	links   uint64
+	regular bool
 }
 
 // fileID tells files apart as long as they are open.
@@ -30,7 +38,10 @@ type fileID struct{ dev, ino uint64 }
 func (b *Backend) openFile(path string, access int, mode fs.FileMode, create bool) (*file, error) {
 	f, err := openFile(path, access, mode, create)
 	if (errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE)) && b.dropIdle() {
-		return openFile(path, access, mode, create)
+		f, err = openFile(path, access, mode, create)
+	}
+	if err == nil {
+		f.local = b.lined
 	}
 	return f, err
 }
@@ -41,8 +52,11 @@ func openFile(path string, access int, mode fs.FileMode, create bool) (*file, er
 	// O_NONBLOCK keeps the call from waiting for the other end of a FIFO.
 	const always = unix.O_CLOEXEC | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_NOCTTY
 	f := &file{path: path, writable: access == unix.O_RDWR}
+	var err error
+	if f.cpath, err = unix.BytePtrFromString(path); err != nil {
+		return nil, f.failed("open", err)
+	}
 	for {
-		var err error
 		// Without O_CREAT first: Linux denies that to the existing files of others
 		// in directories like /tmp (sysctl fs.protected_regular).
 		f.fd, err = retry(func() (int, error) { return unix.Open(path, access|always, 0) })
@@ -78,20 +92,16 @@ func openFile(path string, access int, mode fs.FileMode, create bool) (*file, er
 		}
 		break
 	}
-	var st unix.Stat_t
-	if err := unix.Fstat(f.fd, &st); err != nil {
+	if f.look, err = lookAt(f.fd); err != nil {
 		f.close()
 		return nil, f.failed("stat", err)
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+	if !f.regular {
 		f.close()
 		return nil, f.failed("open", errNotRegular)
 	}
-	f.id, f.links = idOf(&st), uint64(st.Nlink)
 	return f, nil
 }
-
-func idOf(st *unix.Stat_t) fileID { return fileID{uint64(st.Dev), uint64(st.Ino)} }
 
 var (
 	errNotRegular = errors.New("not a regular file; remove it, or use another directory")
@@ -128,7 +138,7 @@ func (f *file) failed(op string, err error) error {
 
 // flock locks the file without waiting, and reports whether it could.
 func (f *file) flock(how int) (bool, error) {
-	_, err := retry(func() (int, error) { return 0, unix.Flock(f.fd, how|unix.LOCK_NB) })
+	_, err := retry(func() (int, error) { return 0, flock(f.fd, how|unix.LOCK_NB, f.local) })
 	switch err {
 	case nil:
 		return true, nil
@@ -142,7 +152,7 @@ func (f *file) flock(how int) (bool, error) {
 // process for a while.
 func (f *file) unlock() {
 	f.unlockBytes()
-	if unix.Flock(f.fd, unix.LOCK_UN) != nil {
+	if flock(f.fd, unix.LOCK_UN, f.local) != nil {
 		f.stuck = true
 	}
 }
@@ -151,16 +161,15 @@ func (f *file) close() { unix.Close(f.fd) }
 
 // current reports whether the file is still the one of its name.
 func (f *file) current() (bool, error) {
-	var st unix.Stat_t
-	_, err := retry(func() (int, error) { return 0, unix.Lstat(f.path, &st) })
+	l, err := lookUp(f.path, f.cpath)
 	if err == unix.ENOENT {
 		return false, nil
 	}
 	if err != nil {
 		return false, f.failed("stat", err)
 	}
-	f.links = uint64(st.Nlink)
-	return idOf(&st) == f.id, nil
+	f.links = l.links
+	return l.id == f.id, nil
 }
 
 // retry calls a system call again as long as a signal interrupts it.

@@ -199,6 +199,7 @@ func New(dir string, o *Options) (*Backend, error) {
 	}
 	if b.lined {
 		b.info.Modes |= driver.ModesOf(driver.Upgradeable)
+		b.info.AnswersWithin = answersWithin
 	}
 	if b.network {
 		b.info.PollMin, b.info.PollMax = 10*time.Millisecond, time.Second
@@ -222,30 +223,40 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 		return driver.Grant{}, errClosed
 	}
 	n := b.name(r.Resource, r.Mode == driver.Permit)
+	remade := false
 	for {
-		held, err := b.take(ctx, n, r)
-		if errors.Is(err, fs.ErrNotExist) && b.remake() == nil {
-			held, err = b.take(ctx, n, r)
-		}
-		if err != nil {
-			return driver.Grant{}, err
-		}
-		h := &hold{backend: b, name: n, held: held, mode: r.Mode, owner: r.Owner}
-		var token uint64
-		if !b.noTokens {
-			token, err = h.count(ctx, r.Mode)
-		}
-		if err == nil && !b.add(h) {
-			err = errClosed
-		}
-		if err == nil {
-			return driver.Grant{Hold: h, Token: token, Session: h.session()}, nil
-		}
-		b.free(n, held, false)
-		if !errors.Is(err, driver.ErrLost) || ctx.Err() != nil {
+		g, err := b.grant(ctx, n, r)
+		switch {
+		case err == nil:
+			return g, nil
+		case errors.Is(err, fs.ErrNotExist) && !remade && b.remake() == nil:
+			remade = true
+		case !errors.Is(err, driver.ErrLost) || ctx.Err() != nil:
 			return driver.Grant{}, err
 		}
 	}
+}
+
+// grant is one attempt of Acquire. The error is driver.ErrLost if the lock file
+// was removed or replaced at that moment.
+func (b *Backend) grant(ctx context.Context, n *name, r driver.Request) (driver.Grant, error) {
+	held, err := b.take(ctx, n, r)
+	if err != nil {
+		return driver.Grant{}, err
+	}
+	h := &hold{backend: b, name: n, held: held, mode: r.Mode, owner: r.Owner}
+	token := uint64(0)
+	if !b.noTokens {
+		token, err = h.count(ctx, r.Mode)
+	}
+	if err == nil && !b.add(h) {
+		err = errClosed
+	}
+	if err != nil {
+		b.free(n, held, false)
+		return driver.Grant{}, err
+	}
+	return driver.Grant{Hold: h, Token: token, Session: h.session()}, nil
 }
 
 // remake makes the directory again after somebody removed it, as cleaners of

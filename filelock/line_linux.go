@@ -29,6 +29,19 @@ func now() int64 {
 	return t.Nano()
 }
 
+// flock is flock(2). Without waiting, and on a local file system, that is nothing
+// but memory, and the runtime needn't be told that this thread may be gone for
+// long.
+func flock(fd, how int, local bool) error {
+	if !local {
+		return unix.Flock(fd, how)
+	}
+	if _, _, e := unix.RawSyscall(unix.SYS_FLOCK, uintptr(fd), uintptr(how), 0); e != 0 {
+		return e
+	}
+	return nil
+}
+
 // fcntl locks or unlocks one byte.
 func (f *file) fcntl(kind int16, at int64) (bool, error) {
 	l := unix.Flock_t{Type: kind, Start: at, Len: 1}

@@ -226,7 +226,7 @@ func (a *attempt) try(ctx context.Context) (*held, error) {
 	if err := a.queue.lock(a.request.Mode, a.backend.lined); err != nil {
 		return nil, err
 	}
-	current, err := a.queue.current()
+	current, err := a.current(a.queue)
 	if !current {
 		a.queue.unlock()
 		if err == nil {
@@ -235,6 +235,16 @@ func (a *attempt) try(ctx context.Context) (*held, error) {
 		return nil, err
 	}
 	return a.holding(a.queue), nil
+}
+
+// current reports whether a file that was just locked is the one of its name. If
+// the grant is going to be counted, that is looked at only then, see hold.count;
+// but who has waited may have no time to begin anew.
+func (a *attempt) current(f *file) (bool, error) {
+	if !a.backend.noTokens && a.request.Wait == 0 {
+		return true, nil
+	}
+	return f.current()
 }
 
 // tryPermits looks for a free permit: first that of before, then each one from
@@ -274,7 +284,7 @@ func (a *attempt) tryPermit(f *file, permit int) (*held, error) {
 	if locked {
 		// One that was replaced just now counts as taken: its next user has the new
 		// one.
-		locked, err = f.current()
+		locked, err = a.current(f)
 	}
 	if locked && err == nil {
 		return &held{file: f, bell: a.queue, permit: permit}, nil
