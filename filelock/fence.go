@@ -44,8 +44,8 @@ const leap = 1 << 24
 // which takes them microseconds.
 const guardTimeout = 5 * time.Second
 
-// answersWithin bounds a try. It is a matter of system calls on local files, and
-// long after that somebody else has been stopped while he had the fence.
+// answersWithin bounds a single try where it is a matter of system calls on local
+// files: for as long it waits for the fence.
 const answersWithin = time.Second
 
 // A note is one line of a fence file: one grant.
@@ -58,49 +58,70 @@ type note struct {
 	who   string // the owner as text; empty: not made yet
 }
 
-// fenceFile is an open fence file that nobody else has at the moment.
+// fenceFile is the file of a counter.
 type fenceFile interface {
 	io.ReaderAt
 	io.WriterAt
 	Sync() error
 }
 
-// count writes the next token of the resource into its fence.
-func (b *Backend) count(ctx context.Context, name *name, mode driver.Mode, owner driver.Owner) (token uint64, err error) {
-	n := note{boot: bootID(), mode: mode, since: time.Now(), who: b.describeOwner(owner)}
+// A counter is an open fence that nobody else has at the moment.
+type counter struct {
+	fenceFile
+	looked time.Time // when it was seen to be the file of its name
+
+	// What was in it when this counter had written, and what that means: nobody
+	// has counted since if it is still the same.
+	text [2 * slotSize]byte
+	last reading
+}
+
+// A reading is what the lines of a fence say.
+type reading struct {
+	token uint64 // the largest; 0: none can be read
+	slot  int    // where that is
+	boot  string
+	whole bool // the other line is in order too
+}
+
+// count writes the next token of the resource into its fence. It waits for others
+// who count for no longer than most.
+func (b *Backend) count(ctx context.Context, name *name, mode driver.Mode, owner driver.Owner, now time.Time, most time.Duration) (token uint64, err error) {
+	n := note{boot: bootID(), mode: mode, since: now, who: b.describeOwner(owner)}
 	if b.network {
 		n.boot = "-" // the hosts' differ, and every number is flushed
 	}
 	n.token = clockToken(n.since)
-	f, fresh, err := b.openFence(ctx, name, func() []byte {
-		return append(n.appendLine(nil), blankLine...)
-	})
+	c, fresh, err := b.openFence(ctx, name, &n, most)
 	if err != nil {
 		return 0, err
 	}
 	if !fresh {
-		err = b.countIn(f, name.fence, &n)
+		err = b.countIn(c, name.fence, &n)
 	}
-	if e := b.closeFence(name, f, err == nil); err == nil {
+	if e := b.closeFence(name, c, err == nil); err == nil {
 		err = e
 	}
 	return n.token, err
 }
 
 // countIn writes n into the fence, with the next token.
-func (b *Backend) countIn(f fenceFile, path string, n *note) error {
+func (b *Backend) countIn(c *counter, path string, n *note) error {
 	buf := buffers.Get().(*[2 * slotSize]byte)
 	defer buffers.Put(buf)
-	size, err := f.ReadAt(buf[:], 0)
+	size, err := c.ReadAt(buf[:], 0)
 	if err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
-	last, slot, whole := newest(buf[:size])
+	last := &c.last
+	if last.token == 0 || size < len(buf) || *buf != c.text {
+		*last = read(buf[:size])
+	}
 	if last.token == 0 {
 		return damaged(path, size)
 	}
 	step := uint64(1)
-	if string(last.boot) != n.boot || !whole {
+	if last.boot != n.boot || !last.whole {
 		step = leap
 	}
 	if last.token > lastToken-step {
@@ -109,18 +130,32 @@ func (b *Backend) countIn(f fenceFile, path string, n *note) error {
 	if next := last.token + step; step == 1 || next > n.token {
 		n.token = next
 	}
-	if _, err := f.WriteAt(n.appendLine(buf[:0]), int64(1-slot)*slotSize); err != nil {
+	slot := 1 - last.slot
+	c.text = *buf
+	line := n.appendLine(c.text[slot*slotSize : slot*slotSize])
+	last.token = 0 // until it is known to be written
+	if _, err := c.WriteAt(line, int64(slot)*slotSize); err != nil {
 		return fmt.Errorf("%w: the fencing token can't be written", err)
 	}
 	if b.network {
-		if err := f.Sync(); err != nil {
+		if err := c.Sync(); err != nil {
 			return fmt.Errorf("%w: the fencing token can't be written", err)
 		}
 	}
+	*last = reading{token: n.token, slot: slot, boot: n.boot, whole: true}
 	return nil
 }
 
 var buffers = sync.Pool{New: func() any { return new([2 * slotSize]byte) }}
+
+// read reads the lines of a fence.
+func read(text []byte) reading {
+	last, slot, whole := newest(text)
+	return reading{last.token, slot, string(last.boot), whole}
+}
+
+// firstText is the content of a new fence.
+func (n *note) firstText() []byte { return append(n.appendLine(nil), blankLine...) }
 
 // An ownerText is an owner as a note has it.
 type ownerText struct {
@@ -279,8 +314,11 @@ func (w written) describe() note {
 	return n
 }
 
+var errBusy = errors.New("another process has held it up")
+
 // patience is for what others keep for microseconds only.
 type patience struct {
+	most  time.Duration // zero: guardTimeout
 	began time.Time
 	pause time.Duration
 }
@@ -291,8 +329,11 @@ func (p *patience) nap(ctx context.Context, path string) error {
 	if p.began.IsZero() {
 		p.began, p.pause = time.Now(), 50*time.Microsecond
 	}
-	if time.Since(p.began) > guardTimeout {
-		return &fs.PathError{Op: "lock", Path: path, Err: fmt.Errorf("another process has held it up for %v; is that one stopped?", guardTimeout)}
+	if p.most == 0 {
+		p.most = guardTimeout
+	}
+	if time.Since(p.began) > p.most {
+		return &fs.PathError{Op: "lock", Path: path, Err: fmt.Errorf("%w for %v; is that one stopped?", errBusy, p.most)}
 	}
 	t := time.NewTimer(p.pause/2 + rand.N(p.pause))
 	defer t.Stop()

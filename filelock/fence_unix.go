@@ -8,60 +8,83 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
 // openFence opens the fence of a resource, or takes the one that is open, and
-// keeps others from it until closeFence. If there is none it is made, with what first returns as its content,
-// and fresh is true.
+// keeps others from it until closeFence. If there is none it is made, with n as
+// its content, and fresh is true.
 //
 // It is made complete: the lock on the unfinished file is what decides between
 // several makers, and becomes the lock on the fence with the new name.
-func (b *Backend) openFence(ctx context.Context, n *name, first func() []byte) (f fenceFile, fresh bool, err error) {
-	if g := b.borrowFence(n); g != nil {
-		locked, err := g.flock(unix.LOCK_EX)
-		if locked && err == nil {
-			// Somebody may have removed or replaced it meanwhile, or linked to it.
-			if current, err := g.current(); current && err == nil && g.links == 1 {
-				return guarded{g}, false, nil
-			}
+func (b *Backend) openFence(ctx context.Context, name *name, n *note, most time.Duration) (c *counter, fresh bool, err error) {
+	if c := b.borrowFence(name); c != nil {
+		f := c.fenceFile.(guarded).file
+		locked, err := f.flock(unix.LOCK_EX)
+		if locked && err == nil && c.current(n.since) {
+			return c, false, nil
 		}
-		g.unlock()
-		g.close()
+		f.unlock()
+		f.close()
 	}
-	path := n.fence
+	path := name.fence
 	for {
-		g, err := b.openGuarded(ctx, path, false)
+		f, err := b.openGuarded(ctx, path, false, most)
 		if err == nil {
-			return guarded{g}, false, nil
+			return &counter{fenceFile: guarded{f}, looked: n.since}, false, nil
 		}
 		if !errors.Is(err, fs.ErrNotExist) {
 			return nil, false, err
 		}
-		g, err = b.openGuarded(ctx, path+unfinishedSuffix, true)
+		f, err = b.openGuarded(ctx, path+unfinishedSuffix, true, most)
 		if err != nil {
 			return nil, false, err
 		}
 		_, err = os.Lstat(path)
 		if errors.Is(err, fs.ErrNotExist) {
-			err = guarded{g}.finish(path, first())
+			err = guarded{f}.finish(path, n.firstText())
 			if err == nil {
-				return guarded{g}, true, nil
+				return &counter{fenceFile: guarded{f}, looked: n.since}, true, nil
 			}
 		}
-		os.Remove(g.path) // it is locked, so nobody else's work
-		g.close()
+		os.Remove(f.path) // it is locked, so nobody else's work
+		f.close()
 		if err != nil {
 			return nil, false, err
 		}
 	}
 }
 
+// current reports whether the locked fence may be counted in: it wasn't removed,
+// replaced or linked to. That somebody gave it another name is noticed within
+// lookEvery only, unless the lock file is another too.
+func (c *counter) current(now time.Time) bool {
+	f := c.fenceFile.(guarded).file
+	if now.Sub(c.looked) < lookEvery && f.links == 1 {
+		return !f.touched()
+	}
+	current, err := f.current()
+	c.looked = now
+	return current && err == nil && f.links == 1
+}
+
+// closeFence lets others have the fence. If all went well, it stays open for the
+// next count.
+func (b *Backend) closeFence(n *name, c *counter, ok bool) error {
+	f := c.fenceFile.(guarded).file
+	f.unlock()
+	if !ok || !b.lined || f.stuck || !b.keepFence(n, c) {
+		f.close()
+	}
+	return nil
+}
+
 // openGuarded opens a file for reading and writing and waits until nobody else
-// has it open in this way.
-func (b *Backend) openGuarded(ctx context.Context, path string, create bool) (*file, error) {
-	var p patience
+// has it open in this way, but for no longer than most.
+func (b *Backend) openGuarded(ctx context.Context, path string, create bool, most time.Duration) (*file, error) {
+	p := patience{most: most}
 	for {
 		f, err := b.openFile(path, unix.O_RDWR, b.mode, create)
 		if err != nil {
@@ -97,16 +120,6 @@ func (b *Backend) openGuarded(ctx context.Context, path string, create bool) (*f
 			return nil, err
 		}
 	}
-}
-
-// closeFence lets others have the fence. If all went well, it stays open for the next count.
-func (b *Backend) closeFence(n *name, f fenceFile, ok bool) error {
-	g := f.(guarded).file
-	g.unlock()
-	if !ok || !b.lined || g.stuck || !b.keepFence(n, g) {
-		g.close()
-	}
-	return nil
 }
 
 // guarded is a file that openGuarded opened.

@@ -92,7 +92,7 @@ func openFile(path string, access int, mode fs.FileMode, create bool) (*file, er
 		}
 		break
 	}
-	if f.look, err = lookAt(f.fd); err != nil {
+	if f.look, err = lookAt(f.fd, false); err != nil {
 		f.close()
 		return nil, f.failed("stat", err)
 	}
@@ -170,6 +170,14 @@ func (f *file) current() (bool, error) {
 	}
 	f.links = l.links
 	return l.id == f.id, nil
+}
+
+// touched reports whether the file was removed or replaced, or something else was
+// done to its names, since its links were looked at. That it was given another
+// name isn't noticed.
+func (f *file) touched() bool {
+	l, err := lookAt(f.fd, f.local)
+	return err != nil || l.links != f.links
 }
 
 // retry calls a system call again as long as a signal interrupts it.

@@ -245,9 +245,13 @@ func (b *Backend) grant(ctx context.Context, n *name, r driver.Request) (driver.
 		return driver.Grant{}, err
 	}
 	h := &hold{backend: b, name: n, held: held, mode: r.Mode, owner: r.Owner}
-	token := uint64(0)
-	if !b.noTokens {
-		token, err = h.count(ctx, r.Mode)
+	most := guardTimeout
+	if r.Wait == 0 && b.lined {
+		most = answersWithin
+	}
+	token, err := h.count(ctx, r.Mode, most)
+	if errors.Is(err, errBusy) && r.Wait == 0 && r.Queue {
+		err = driver.ErrHeld // he comes back, and has more time then
 	}
 	if err == nil && !b.add(h) {
 		err = errClosed
@@ -330,21 +334,24 @@ type hold struct {
 	held      *held      // nil once it ended
 	mode      driver.Mode
 	lost      bool
+	checked   time.Time // when it was last looked whether it is lost
 	freshened time.Time // zero: not since it began
 }
 
 // count returns the next token, and leaves word of the owner with it. Only then
 // it looks whether the lock is still there: who has it now, if it isn't, gets a
 // larger token. h.mu is held, or nobody else has h yet.
-func (h *hold) count(ctx context.Context, mode driver.Mode) (uint64, error) {
+func (h *hold) count(ctx context.Context, mode driver.Mode, most time.Duration) (uint64, error) {
 	if h.held == nil {
 		return 0, driver.ErrLost
 	}
-	if h.backend.noTokens {
-		return 0, h.held.check()
+	now := time.Now()
+	token, err := uint64(0), error(nil)
+	if !h.backend.noTokens {
+		token, err = h.backend.count(ctx, h.name, mode, h.owner, now, most)
 	}
-	token, err := h.backend.count(ctx, h.name, mode, h.owner)
 	if err == nil {
+		h.checked = now
 		err = h.held.check()
 	}
 	return token, err
@@ -371,7 +378,7 @@ func (h *hold) Release(context.Context) error {
 	if h.held == nil {
 		return nil
 	}
-	err := h.held.check()
+	err := h.held.checkAgain(time.Since(h.checked))
 	h.backend.free(h.name, h.end(), err == nil)
 	if errors.Is(err, driver.ErrLost) {
 		h.lost = true
@@ -384,7 +391,7 @@ func (h *hold) Release(context.Context) error {
 func (h *hold) Pass(ctx context.Context) (uint64, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.count(ctx, h.mode)
+	return h.count(ctx, h.mode, guardTimeout)
 }
 
 // Abandon frees what is left.

@@ -225,7 +225,7 @@ func TestFenceIsBusy(t *testing.T) {
 	g := acquire(t, b, driver.Exclusive, "a")
 	release(t, g)
 	n := b.name("a", false)
-	f, _, err := b.openFence(t.Context(), n, nil)
+	f, _, err := b.openFence(t.Context(), n, &note{since: time.Now()}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

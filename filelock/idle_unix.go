@@ -12,7 +12,7 @@ const restFor = time.Second
 // locked on them.
 type idle struct {
 	held  *held
-	fence *file
+	fence *counter
 }
 
 func (i idle) close() {
@@ -20,7 +20,7 @@ func (i idle) close() {
 		i.held.close()
 	}
 	if i.fence != nil {
-		i.fence.close()
+		i.fence.fenceFile.(guarded).close()
 	}
 }
 
@@ -46,21 +46,30 @@ func (b *Backend) keep(n *name, h *held) bool {
 	return true
 }
 
-func (b *Backend) borrowFence(n *name) *file {
+func (b *Backend) borrowFence(n *name) *counter {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	f := n.idle.fence
+	c := n.idle.fence
 	n.idle.fence = nil
-	return f
+	return c
 }
 
-func (b *Backend) keepFence(n *name, f *file) bool {
+// doubt has the idle fence looked at before it is used.
+func (b *Backend) doubt(n *name) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if n.idle.fence != nil {
+		n.idle.fence.looked = time.Time{}
+	}
+}
+
+func (b *Backend) keepFence(n *name, c *counter) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if n.gone || n.idle.fence != nil {
 		return false
 	}
-	n.idle.fence = f
+	n.idle.fence = c
 	b.rest()
 	return true
 }

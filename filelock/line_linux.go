@@ -36,10 +36,8 @@ func flock(fd, how int, local bool) error {
 	if !local {
 		return unix.Flock(fd, how)
 	}
-	if _, _, e := unix.RawSyscall(unix.SYS_FLOCK, uintptr(fd), uintptr(how), 0); e != 0 {
-		return e
-	}
-	return nil
+	_, _, e := unix.RawSyscall(unix.SYS_FLOCK, uintptr(fd), uintptr(how), 0)
+	return errorOf(e)
 }
 
 // fcntl locks or unlocks one byte.

@@ -66,6 +66,19 @@ func (h *held) check() error {
 	return nil
 }
 
+// lookEvery is how long a file is taken for that of its name if only its links are
+// looked at, which is cheaper. These tell of all that happens to the name, except
+// that it, or a directory, is changed.
+const lookEvery = 100 * time.Millisecond
+
+// checkAgain is check within age of the one before.
+func (h *held) checkAgain(age time.Duration) error {
+	if age < lookEvery && !h.file.touched() {
+		return nil
+	}
+	return h.check()
+}
+
 // session is the hold itself.
 func (h *hold) session() driver.Session { return h }
 
@@ -80,6 +93,7 @@ func (h *hold) Renew(context.Context) error {
 		return driver.ErrLost
 	}
 	if err := h.held.check(); err != nil {
+		h.checked = time.Time{}
 		return err
 	}
 	now := time.Now()
@@ -173,6 +187,7 @@ func (a *attempt) open() error {
 	}
 	f, err := a.backend.openLock(a.name.queue)
 	a.queue = f
+	a.backend.doubt(a.name) // it may be in another directory of the same name
 	return err
 }
 
@@ -237,11 +252,11 @@ func (a *attempt) try(ctx context.Context) (*held, error) {
 	return a.holding(a.queue), nil
 }
 
-// current reports whether a file that was just locked is the one of its name. If
-// the grant is going to be counted, that is looked at only then, see hold.count;
-// but who has waited may have no time to begin anew.
+// current reports whether a file that was just locked is the one of its name.
+// That is looked at once more when the grant is counted, see hold.count, and who
+// asked without waiting can begin anew as well then.
 func (a *attempt) current(f *file) (bool, error) {
-	if !a.backend.noTokens && a.request.Wait == 0 {
+	if a.request.Wait == 0 {
 		return true, nil
 	}
 	return f.current()

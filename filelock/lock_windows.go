@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"math/rand/v2"
 	"os"
@@ -31,6 +30,8 @@ type idle struct{}
 func (idle) close() {}
 
 func (h *held) check() error { return nil }
+
+func (h *held) checkAgain(time.Duration) error { return nil }
 
 func (h *hold) session() driver.Session { return nil }
 
@@ -119,16 +120,15 @@ func longPath(path string) string {
 }
 
 // openFence opens the fence of a resource and keeps others from it until it is
-// closed. If there is none it is made, with what first returns as its content,
-// and fresh is true.
-func (b *Backend) openFence(ctx context.Context, n *name, first func() []byte) (f fenceFile, fresh bool, err error) {
-	path := n.fence
-	var p patience
+// closed. If there is none it is made, with n as its content, and fresh is true.
+func (b *Backend) openFence(ctx context.Context, name *name, n *note, most time.Duration) (c *counter, fresh bool, err error) {
+	p := patience{most: most}
+	path := name.fence
 	for {
 		h, err := open(ctx, path, windows.GENERIC_READ|windows.GENERIC_WRITE, 0, windows.OPEN_EXISTING)
 		switch {
 		case err == nil:
-			return os.NewFile(uintptr(h), path), false, nil
+			return &counter{fenceFile: os.NewFile(uintptr(h), path)}, false, nil
 		case errors.Is(err, windows.ERROR_SHARING_VIOLATION):
 			if err := p.nap(ctx, path); err != nil {
 				return nil, false, err
@@ -137,13 +137,15 @@ func (b *Backend) openFence(ctx context.Context, n *name, first func() []byte) (
 		case !errors.Is(err, fs.ErrNotExist):
 			return nil, false, err
 		}
-		if err := makeFence(path, first()); err != nil && !errors.Is(err, fs.ErrExist) {
+		if err := makeFence(path, n.firstText()); err != nil && !errors.Is(err, fs.ErrExist) {
 			return nil, false, err
 		}
 	}
 }
 
-func (b *Backend) closeFence(_ *name, f fenceFile, _ bool) error { return f.(io.Closer).Close() }
+func (b *Backend) closeFence(_ *name, c *counter, _ bool) error {
+	return c.fenceFile.(*os.File).Close()
+}
 
 // makeFence gives a complete file the name, unless there is one by now. Its
 // number isn't granted to anybody.

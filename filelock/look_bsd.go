@@ -5,7 +5,7 @@ package filelock
 import "golang.org/x/sys/unix"
 
 // lookAt looks at an open file.
-func lookAt(fd int) (look, error) {
+func lookAt(fd int, _ bool) (look, error) {
 	var st unix.Stat_t
 	_, err := retry(func() (int, error) { return 0, unix.Fstat(fd, &st) })
 	return lookOf(&st), err

@@ -13,46 +13,64 @@ const lookMask = unix.STATX_TYPE | unix.STATX_NLINK | unix.STATX_INO
 
 var noPath [1]byte
 
-// lookAt looks at an open file.
-func lookAt(fd int) (look, error) {
-	l, err := statx(fd, &noPath[0], unix.AT_EMPTY_PATH)
-	if err != unix.ENOSYS && err != unix.EPERM {
-		return l, err
+// lookAt looks at an open file. On a local file system that is nothing but
+// memory; see flock.
+func lookAt(fd int, local bool) (look, error) {
+	var st unix.Statx_t
+	_, err := retry(func() (int, error) {
+		var e unix.Errno
+		if local {
+			_, _, e = unix.RawSyscall6(unix.SYS_STATX, uintptr(fd), uintptr(unsafe.Pointer(&noPath[0])), unix.AT_EMPTY_PATH,
+				lookMask, uintptr(unsafe.Pointer(&st)), 0)
+		} else {
+			_, _, e = unix.Syscall6(unix.SYS_STATX, uintptr(fd), uintptr(unsafe.Pointer(&noPath[0])), unix.AT_EMPTY_PATH,
+				lookMask, uintptr(unsafe.Pointer(&st)), 0)
+		}
+		return 0, errorOf(e)
+	})
+	if missing(err) {
+		var st unix.Stat_t
+		_, err := retry(func() (int, error) { return 0, unix.Fstat(fd, &st) })
+		return lookOf(&st), err
 	}
-	var st unix.Stat_t
-	_, err = retry(func() (int, error) { return 0, unix.Fstat(fd, &st) })
-	return lookOf(&st), err
+	return lookOfX(&st), err
 }
 
 // lookUp looks at the file that has the name now. p is the path as the kernel
-// takes it.
+// takes it: package unix would allocate for it each time.
 func lookUp(path string, p *byte) (look, error) {
-	l, err := statx(unix.AT_FDCWD, p, unix.AT_SYMLINK_NOFOLLOW)
-	if err != unix.ENOSYS && err != unix.EPERM {
-		return l, err
-	}
-	var st unix.Stat_t
-	_, err = retry(func() (int, error) { return 0, unix.Lstat(path, &st) })
-	return lookOf(&st), err
-}
-
-// statx is statx(2), which is missing before Linux 4.11, and forbidden by old
-// containers' filters. Package unix would allocate for the path each time.
-func statx(dir int, path *byte, flags int) (look, error) {
 	var st unix.Statx_t
 	_, err := retry(func() (int, error) {
-		_, _, e := unix.Syscall6(unix.SYS_STATX, uintptr(dir), uintptr(unsafe.Pointer(path)), uintptr(flags),
+		at := unix.AT_FDCWD
+		_, _, e := unix.Syscall6(unix.SYS_STATX, uintptr(at), uintptr(unsafe.Pointer(p)), unix.AT_SYMLINK_NOFOLLOW,
 			lookMask, uintptr(unsafe.Pointer(&st)), 0)
-		if e != 0 {
-			return 0, e
-		}
-		return 0, nil
+		return 0, errorOf(e)
 	})
+	if missing(err) {
+		var st unix.Stat_t
+		_, err := retry(func() (int, error) { return 0, unix.Lstat(path, &st) })
+		return lookOf(&st), err
+	}
+	return lookOfX(&st), err
+}
+
+// missing reports that there is no statx(2): it came with Linux 4.11, and old
+// containers' filters forbid it.
+func missing(err error) bool { return err == unix.ENOSYS || err == unix.EPERM }
+
+func errorOf(e unix.Errno) error {
+	if e == 0 {
+		return nil
+	}
+	return e
+}
+
+func lookOfX(st *unix.Statx_t) look {
 	return look{
 		id:      fileID{dev: deviceOf(st.Dev_major, st.Dev_minor), ino: st.Ino},
 		links:   uint64(st.Nlink),
 		regular: st.Mode&unix.S_IFMT == unix.S_IFREG,
-	}, err
+	}
 }
 
 func lookOf(st *unix.Stat_t) look {
