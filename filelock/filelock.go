@@ -300,11 +300,12 @@ func (b *Backend) isClosed() bool {
 // Close ends what waits and frees what is still held.
 func (b *Backend) Close() error {
 	b.mu.Lock()
-	holds, names := b.holds, b.names
-	b.holds, b.names = nil, nil
-	for _, n := range names {
-		n.gone = true
+	holds := b.holds
+	var unused []idle
+	for key := range b.names {
+		unused = append(unused, b.forget(key))
 	}
+	b.holds = nil
 	b.mu.Unlock()
 	if holds == nil {
 		return nil
@@ -313,8 +314,8 @@ func (b *Backend) Close() error {
 	for h := range holds {
 		h.Abandon()
 	}
-	for _, n := range names {
-		n.idle.close()
+	for _, i := range unused {
+		i.close()
 	}
 	return nil
 }

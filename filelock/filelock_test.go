@@ -237,6 +237,15 @@ func TestFenceIsBusy(t *testing.T) {
 	if h, err := b.Holders(t.Context(), "a", driver.Exclusive); len(h) > 0 || err != nil {
 		t.Error(h, err)
 	}
+	// Who would come back doesn't hold anybody up for long.
+	r := request(driver.Exclusive, "a")
+	r.Queue = true
+	if began := time.Now(); b.lined {
+		_, err := b.Acquire(t.Context(), r)
+		if d := time.Since(began); !errors.Is(err, driver.ErrHeld) || d < answersWithin || d > guardTimeout {
+			t.Errorf("a try: %v after %v", err, d)
+		}
+	}
 	p := patience{began: time.Now().Add(-2 * guardTimeout)}
 	if err := p.nap(t.Context(), "x"); err == nil || errors.Is(err, driver.ErrHeld) {
 		t.Error(err)

@@ -86,13 +86,10 @@ func (b *Backend) rest() {
 // its file system from being unmounted, and others from the descriptor.
 func (b *Backend) tidy() {
 	b.mu.Lock()
-	var old []idle
+	var unused []idle
 	for key, n := range b.names {
 		if n.seen == n.used {
-			delete(b.names, key)
-			n.gone = true
-			old = append(old, n.idle)
-			n.idle = idle{}
+			unused = append(unused, b.forget(key))
 		}
 		n.seen = n.used
 	}
@@ -101,7 +98,7 @@ func (b *Backend) tidy() {
 		b.rest()
 	}
 	b.mu.Unlock()
-	for _, i := range old {
+	for _, i := range unused {
 		i.close()
 	}
 }
@@ -109,16 +106,15 @@ func (b *Backend) tidy() {
 // dropIdle closes all that is idle, and reports whether that was anything.
 func (b *Backend) dropIdle() bool {
 	b.mu.Lock()
-	var old []idle
-	for _, n := range b.names {
+	var unused []idle
+	for key, n := range b.names {
 		if n.idle != (idle{}) {
-			old = append(old, n.idle)
-			n.idle = idle{}
+			unused = append(unused, b.forget(key))
 		}
 	}
 	b.mu.Unlock()
-	for _, i := range old {
+	for _, i := range unused {
 		i.close()
 	}
-	return len(old) > 0
+	return len(unused) > 0
 }

@@ -67,9 +67,9 @@ func (h *held) check() error {
 }
 
 // lookEvery is how long a file is taken for that of its name if only its links are
-// looked at, which is cheaper. These tell of all that happens to the name, except
-// that it, or a directory, is changed.
-const lookEvery = 100 * time.Millisecond
+// counted, which is cheaper. They tell of all that can happen to the name, except
+// that it, or a directory, was renamed.
+const lookEvery = time.Millisecond
 
 // checkAgain is check within age of the one before.
 func (h *held) checkAgain(age time.Duration) error {

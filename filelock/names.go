@@ -43,7 +43,7 @@ func (b *Backend) name(resource string, permits bool) *name {
 	if permits {
 		n.queue, n.fence = n.base+bellSuffix, n.base+permitFenceSuffix
 	}
-	var old idle
+	var unused idle
 	b.mu.Lock()
 	switch known := b.names[key]; {
 	case known != nil:
@@ -52,18 +52,17 @@ func (b *Backend) name(resource string, permits bool) *name {
 		n.gone = true // closed meanwhile
 	default:
 		if len(b.names) >= mostNames {
-			old = b.forgetOldest()
+			unused = b.forgetOldest()
 		}
 		b.names[key] = n
 	}
 	n.used = b.uses
 	b.mu.Unlock()
-	old.close()
+	unused.close()
 	return n
 }
 
-// forgetOldest makes room for another name. b.mu is held; the caller closes what
-// was idle.
+// forgetOldest makes room for another name; see forget.
 func (b *Backend) forgetOldest() idle {
 	var oldest nameKey
 	least := b.uses + 1
@@ -72,10 +71,16 @@ func (b *Backend) forgetOldest() idle {
 			oldest, least = key, n.used
 		}
 	}
-	n := b.names[oldest]
-	delete(b.names, oldest)
+	return b.forget(oldest)
+}
+
+// forget takes a name out of mind. What was idle is the caller's then, who closes
+// it without b.mu, which is held.
+func (b *Backend) forget(key nameKey) idle {
+	n := b.names[key]
+	delete(b.names, key)
 	n.gone = true
-	old := n.idle
+	unused := n.idle
 	n.idle = idle{}
-	return old
+	return unused
 }
