@@ -518,6 +518,7 @@ func TestURL(t *testing.T) {
 		"file://":                                {"", Options{}},
 		"file:?mode=0660":                        {"", Options{FileMode: 0o660}},
 		"file:///d?mode=0666&unsafe_mount=allow": {"/d", Options{FileMode: 0o666, AllowUnsafeMount: true}},
+		"file:///d?tokens=none":                  {"/d", Options{NoTokens: true}},
 		"file:///d?unsafe_mount=allow&mode=640&&&&&&": {"/d", Options{FileMode: 0o640, AllowUnsafeMount: true}},
 	} {
 		u, err := url.Parse(raw)
@@ -532,6 +533,7 @@ func TestURL(t *testing.T) {
 	for _, raw := range []string{
 		"file:foo", "file:./foo", "file://var/locks", "file://user@/var", "file:///a#b", "file:///a?b=c", "file:///a?mode=", "file:///a?mode=9",
 		"file:///a?mode=0444", "file:///a?mode=01777", "file:///a?unsafe_mount=yes", "file:///a?unsafe_mount", "file:///a?mode=0666&mode=0660", "file:///a?mode=%zz",
+		"file:///a?tokens=no", "file:///a?tokens",
 		"file:///a%00b", "file:///a?Mode=0666",
 	} {
 		_, err := distlock.Open(t.Context(), raw, nil)
@@ -556,6 +558,51 @@ func TestOpen(t *testing.T) {
 	}
 	if err := lock.Release(); err != nil {
 		t.Error(err)
+	}
+}
+
+// Without tokens nothing is written, and nobody has one.
+func TestNoTokens(t *testing.T) {
+	dir := t.TempDir()
+	b, err := New(dir, &Options{NoTokens: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := distlock.New(b, nil)
+	defer l.Close()
+	for _, opts := range [][]distlock.AcquireOption{nil, {distlock.Shared()}, {distlock.Upgradeable()}, {distlock.Semaphore(2)}} {
+		lock, err := l.Acquire(t.Context(), "a", opts...)
+		if errors.Is(err, errors.ErrUnsupported) {
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if token, ok := lock.Token(); ok || token != 0 {
+			t.Error(token, ok)
+		}
+		holders, err := l.Holders(t.Context(), "a", opts...)
+		if err != nil || len(holders) != 1 || !holders[0].Since.IsZero() || holders[0].Token != 0 {
+			t.Errorf("%+v, %v", holders, err)
+		}
+		if len(opts) > 0 && runtime.GOOS == "linux" && b.info.Modes.Has(driver.Upgradeable) {
+			switch err := lock.Upgrade(t.Context()); {
+			case err == nil:
+				if token, ok := lock.Token(); ok || token != 0 {
+					t.Error(token, ok)
+				}
+			case !errors.Is(err, errors.ErrUnsupported):
+				t.Error(err)
+			}
+		}
+		if err := lock.Release(); err != nil {
+			t.Error(err)
+		}
+	}
+	for name := range names(t, dir) {
+		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Size() > 0 || strings.HasSuffix(name, "fence") {
+			t.Errorf("%s is there: %v", name, err)
+		}
 	}
 }
 

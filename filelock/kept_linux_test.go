@@ -243,7 +243,8 @@ func TestKeptFence(t *testing.T) {
 				p.answer()
 				g := acquire(t, b, mode, name)
 				release(t, g)
-				if token <= last || g.Token != token+1 {
+				// A number is spent on a lock file that turns out to be gone.
+				if token <= last || g.Token <= token || g.Token > token+2 {
 					t.Errorf("%s, %v: tokens %d, %d after %d", name, mode, token, g.Token, last)
 				}
 				last = g.Token
