@@ -271,6 +271,39 @@ func TestKeptFence(t *testing.T) {
 	}
 }
 
+// A fence that was looked at just now isn't trusted when the lock file is another:
+// the whole directory may be.
+func TestKeptFenceOfAnotherDirectory(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "locks")
+	b := openDir(t, dir)
+	release(t, acquire(t, b, driver.Exclusive, "a"))
+	idleOf(b, "a", driver.Exclusive).fence.looked = time.Now().Add(time.Hour)
+	b.borrow(b.name("a", false)).close() // as if somebody had been waiting
+	if err := errors.Join(os.Rename(dir, dir+"~"), os.Mkdir(dir, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	g := acquire(t, b, driver.Exclusive, "a")
+	if text, err := os.ReadFile(b.path("a", fenceSuffix)); err != nil || !strings.Contains(string(text), fmt.Sprint("token ", g.Token, " ")) {
+		t.Errorf("token %d, %v\n%s", g.Token, err, text)
+	}
+	release(t, g)
+}
+
+// Waiters line up at the bell that is there now, so the one that was kept must be
+// that one.
+func TestKeptBell(t *testing.T) {
+	b := lined(t)
+	release(t, acquire(t, b, driver.Permit, "a"))
+	if err := os.Remove(b.path("a", bellSuffix)); err != nil {
+		t.Fatal(err)
+	}
+	g := acquire(t, b, driver.Permit, "a")
+	if current, err := g.Hold.(*hold).held.bell.current(); !current || err != nil {
+		t.Error("the bell of before was taken", err)
+	}
+	release(t, g)
+}
+
 // Who waits is woken by a close. So what somebody waits for isn't kept, whoever
 // lets go of it and whoever waits.
 func TestNotKeptFromWaiters(t *testing.T) {
