@@ -25,6 +25,7 @@ import (
 func init() {
 	roles["echo"] = func([]string) { io.Copy(os.Stdout, os.Stdin) }
 	roles["handover"] = func(args []string) { fmt.Println(join(takeTurns(args[0], args[1]))) }
+	roles["hot"] = func(args []string) { fmt.Println(hot(args[0], args[1])) }
 	roles["soak"] = soak
 }
 
@@ -194,6 +195,76 @@ func BenchmarkHandOver(b *testing.B) {
 		b.ReportMetric(float64(times[len(times)*99/100].Microseconds()), "p99-µs")
 		b.ReportMetric(float64(trips[len(trips)/2].Microseconds()), "pipe-µs")
 		b.ReportMetric(float64(median)/float64(trips[len(trips)/2]), "ratio")
+	}
+}
+
+const hotGoroutines = 32
+
+// hot takes one lock in many goroutines for a while, and returns how often each
+// got it, and how long the one that waited longest did, in µs.
+func hot(dir, length string) string {
+	d, _ := time.ParseDuration(length)
+	l, err := distlock.Open(context.Background(), "file://"+dir, nil)
+	if err != nil {
+		panic(err)
+	}
+	defer l.Close()
+	var longest time.Duration
+	var each [hotGoroutines]int
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	end := time.Now().Add(d)
+	for i := range each {
+		wg.Go(func() {
+			n, most := 0, time.Duration(0)
+			for began := time.Now(); began.Before(end); n++ {
+				lock, err := l.Acquire(context.Background(), "a")
+				if err != nil {
+					panic(err)
+				}
+				at := time.Now()
+				most = max(most, at.Sub(began))
+				if err := lock.Release(); err != nil {
+					panic(err)
+				}
+				began = time.Now()
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			each[i] = n
+			longest = max(longest, most)
+		})
+	}
+	wg.Wait()
+	return strings.Trim(fmt.Sprint(longest.Microseconds(), each), "[]")
+}
+
+// BenchmarkHot has two processes with many goroutines take one lock as often as
+// they can.
+func BenchmarkHot(b *testing.B) {
+	const length = 3 * time.Second
+	b.ReportMetric(0, "ns/op")
+	for b.Loop() {
+		dir := b.TempDir()
+		p := start(b, "hot", dir, length.String())
+		results := []string{hot(dir, length.String()), p.answer()}
+		longest, sum, least, most := 0, 0, 1<<62, 0
+		for _, r := range results {
+			for i, field := range strings.FieldsFunc(r, func(c rune) bool { return c == ' ' || c == '[' }) {
+				n, err := strconv.Atoi(field)
+				if err != nil {
+					b.Fatal(r)
+				}
+				if i == 0 {
+					longest = max(longest, n)
+					continue
+				}
+				sum, least, most = sum+n, min(least, n), max(most, n)
+			}
+		}
+		b.ReportMetric(float64(sum)/length.Seconds(), "locks/s")
+		b.ReportMetric(float64(least)/float64(most), "fewest/most")
+		b.ReportMetric(float64(longest)/1000, "longest-ms")
 	}
 }
 
