@@ -15,13 +15,16 @@
 // server and its lease handling.
 //
 // The URL is file:///var/locks, or file: for [DefaultDir]. Its parameters are
-// mode (octal, see [Options.FileMode]) and unsafe_mount=allow.
+// mode (octal, see [Options.FileMode]), tokens=none (see [Options.NoTokens]) and
+// unsafe_mount=allow.
 //
 // # How it locks
 //
 // On Unix, flock(2) on a file in the directory that [FileName] names; after
 // locking, the file must still be the one of that name, else the new one is
-// locked. The file is never removed by a release. The .NET library
+// locked. The file is never removed by a release. On Linux, on local file
+// systems, it stays open then, not locked, for the next lock of the same name; see
+// Limits. The .NET library
 // Medallion.Threading locks the same file in the same way, so that services of
 // both kinds exclude each other; see Limits. On Windows a file is locked by
 // opening it without sharing.
@@ -42,11 +45,12 @@
 //
 // On Linux, on local file systems, a waiter sleeps in inotify(7) until the file
 // is closed by somebody, which the kernel does also for a process that was
-// killed. Waiting processes stand in a line: each locks one byte of the file, at
+// killed. Who releases closes it if somebody waits. Waiting processes stand in a line: each locks one byte of the file, at
 // the offset of the time when it came, and whoever finds no locked byte before
 // its own is next. A waiter that was stopped (SIGSTOP) at the front holds up the
 // others for a quarter of a second at most, since all try now and then without
-// regard to the line. A thousand waiters take a thousand descriptors, one
+// regard to the line. A process that released the lock while nobody waited may
+// get ahead of the line once. A thousand waiters take a thousand descriptors, one
 // inotify instance and no thread.
 //
 // Elsewhere a waiting process tries again after a pause: 1 to 50 ms, and on
@@ -68,19 +72,25 @@
 // # Tokens
 //
 // Every grant counts up a number in the .fence file, which starts at the clock
-// (microseconds since 1970) and is text: cat shows the last two holders. The
+// (time since 1970 in units of 2^15 ns, that is 33 µs) and is text: cat shows the
+// last two holders. It stays below 2^47: the clock reaches that in 2116. The
 // numbers are written without waiting for the disk. What a power cut can take
 // back is made good by the system's boot ID in the file: in a new boot
 // the count leaps by more than was ever handed out since the last flush, or to
 // the clock. On network mounts each number is flushed instead. A file without a
 // readable number is an error, never a smaller number; a file that was removed
 // starts a new count at the clock, which is larger unless the clock was set back,
-// locks were taken faster than one in a microsecond, or the count had leapt in
-// the 17 seconds before.
+// locks were taken faster than one in 33 µs, or the count had leapt in the nine
+// minutes before.
 //
 // # Limits
 //
-// Files stay until [Prune] removes them. The first grant of a resource waits for
+// Files stay until [Prune] removes them. Up to 64 names that were used in the last
+// two seconds have their files open, on Linux and local file systems: two each,
+// three for permits. Until then their file system can't be unmounted. If the
+// process runs out of descriptors they are closed at once.
+//
+// The first grant of a resource waits for
 // the disk once, which takes milliseconds, and on a busy disk a tenth of a second
 // or more; later grants don't. A failed try for a permit opens the files of
 // all permits.
@@ -92,7 +102,12 @@
 // except that it gets no lock while a Go reader has one.
 //
 // A child process that was started without closing its descriptors keeps a
-// killed parent's lock; it doesn't keep one that the parent releases.
+// killed parent's lock, also one that was taken later in a file that was open when
+// the child was made; it doesn't keep one that the parent releases.
+//
+// On Linux, on local file systems, locks are asked for and released in the caller's
+// goroutine if his context can't end and his timeout is a second or more. If the
+// disk hangs, he hangs with it.
 package filelock
 
 import (
@@ -122,10 +137,12 @@ type Options struct {
 	AllowUnsafeMount bool
 
 	// NoTokens leaves out fencing tokens, and the files that they are counted in:
-	// an uncontended lock then costs half. Locks have no token, and of holders
-	// nothing is known but the process number, where the system tells that.
-	// Without files that change, [Prune] goes by when they were made. All who use
-	// the directory should agree in this.
+	// an uncontended lock then costs half, and the first of a name doesn't wait for
+	// the disk. Locks have no token. Of holders nothing is known but the kind of
+	// lock, and the process number where the system tells that. As nothing is
+	// written, [Prune] takes all that isn't held for idle once it is old enough. All
+	// who use a directory should agree in this: else a token says nothing of the
+	// grants that have none.
 	NoTokens bool
 }
 
@@ -392,7 +409,7 @@ func (h *hold) Release(context.Context) error {
 func (h *hold) Pass(ctx context.Context) (uint64, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.count(ctx, h.mode, guardTimeout)
+	return h.count(ctx, h.mode, answersWithin)
 }
 
 // Abandon frees what is left.

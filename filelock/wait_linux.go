@@ -224,7 +224,11 @@ func (h *hold) Upgrade(ctx context.Context, wait time.Duration) (uint64, error) 
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	token, err := h.count(ctx, driver.Exclusive, guardTimeout)
+	most := guardTimeout
+	if wait == 0 {
+		most = answersWithin
+	}
+	token, err := h.count(ctx, driver.Exclusive, most)
 	if err != nil {
 		if h.held != nil {
 			_, _ = h.held.file.fcntl(unix.F_UNLCK, readers)
