@@ -10,6 +10,7 @@ SYSTEMS := linux darwin windows
 # makes a test that finds something missing fail where it would else skip.
 TESTFLAGS  ?=
 BENCHFLAGS ?= -benchtime=1s -count=3
+BENCH      ?=
 
 GOFUMPT     := mvdan.cc/gofumpt@v0.12.0
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
@@ -21,7 +22,8 @@ help:
 	@echo 'make vet     vet all modules, for: $(SYSTEMS)'
 	@echo 'make lint    formatting, static analysis, known vulnerabilities'
 	@echo 'make fmt     format all Go files'
-	@echo 'make bench   run all benchmarks, and compare with the floor where there is one'
+	@echo 'make bench   compare with the least that a lock can cost and with other libraries, on servers of its own'
+	@echo 'make microbench  run the benchmarks of all packages, and compare with the floor where there is one'
 
 .PHONY: test
 test: deps
@@ -29,10 +31,9 @@ test: deps
 	@$(MAKE) --no-print-directory vet
 
 # The emulator of Azure that azurelock's tests install needs Node.js and npm, and
-# those of mysqllock MariaDB (they fetch MySQL by themselves). The race detector
-# needs cgo, and that a C compiler.
-.PHONY: deps
-deps:
+# those of mysqllock MariaDB (they fetch MySQL by themselves).
+.PHONY: servers
+servers:
 	@if ! { command -v node && command -v npm; } >/dev/null && command -v apt-get >/dev/null; then \
 		sudo=; if [ "$$(id -u)" != 0 ]; then sudo='sudo -n'; fi; \
 		echo 'installing Node.js and npm for the tests of azurelock'; \
@@ -46,6 +47,10 @@ deps:
 		{ $$sudo apt-get update -qq && $$sudo apt-get install -qq -y --no-install-recommends mariadb-server-core mariadb-client-core; } || \
 			echo 'WARNING: no MariaDB: mysqllock is NOT TESTED with it' >&2; \
 	fi
+
+# The race detector needs cgo, and that a C compiler.
+.PHONY: deps
+deps: servers
 	@ready() { [ "$$($(GO) env GOOS)" = darwin ] || [ "$$($(GO) env CGO_ENABLED)" = 1 ]; }; \
 	if ready; then exit 0; fi; \
 	if command -v apt-get >/dev/null; then \
@@ -102,9 +107,16 @@ govulncheck:
 	done; \
 	[ -z "$$failed" ]
 
-# Where a benchmark has a case "floor", its other cases are compared with that.
+# make bench BENCH='-backends file -tests hot' and the like; BENCH='-o docs' writes
+# docs/benchmarks.md. It takes seven minutes, and wants the machine for itself.
 .PHONY: bench
-bench:
+bench: servers
+	@$(GO) build -o bin/bench ./bench
+	@bin/bench $(BENCH)
+
+# Where a benchmark has a case "floor", its other cases are compared with that.
+.PHONY: microbench
+microbench:
 	@$(GO) test -run '^$$' -bench . -benchmem $(BENCHFLAGS) work | awk ' \
 		{ print; fflush() } \
 		/^Benchmark.*ns\/op/ { \

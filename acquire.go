@@ -46,39 +46,46 @@ func (l *Locker) acquire(ctx context.Context, resource string, r *request) (*Loc
 	if trace.Acquiring != nil {
 		ctx = trace.Acquiring(ctx, e)
 	}
-	waiting := func() {
-		if trace.Waiting != nil {
-			trace.Waiting(ctx, e)
-		}
+	var waiting func()
+	if trace.Waiting != nil {
+		ctx, e := ctx, e
+		waiting = func() { trace.Waiting(ctx, e) }
 	}
 	h := l.newHolding()
 	var err error
 	if l.inProcess {
 		err = l.enterInProcess(ctx, h, resource, r, waiting)
 	} else {
+		r.startAt(start)
 		e.Passed, err = l.acquireFromStore(ctx, h, resource, r, waiting)
 	}
-	e.Duration = time.Since(start)
 	var lock *Lock
 	if err == nil {
 		lock = &Lock{holding: h}
-		e.Token, _ = lock.Token()
 		h.watchFor(lock)
 	} else {
 		err = l.fail(resource, err)
 		e.Err = err
 	}
 	if trace.Acquired != nil {
-		told := false
-		defer func() {
-			if !told && lock != nil { // it panicked, and nobody will get the lock
-				_ = lock.Release()
-			}
-		}()
-		trace.Acquired(ctx, e)
-		told = true
+		e.Duration = time.Since(start)
+		if lock != nil {
+			e.Token, _ = lock.Token()
+		}
+		l.tellAcquired(ctx, e, lock)
 	}
 	return lock, err
+}
+
+func (l *Locker) tellAcquired(ctx context.Context, e Event, lock *Lock) {
+	told := false
+	defer func() {
+		if !told && lock != nil { // it panicked, and nobody will get the lock
+			_ = lock.Release()
+		}
+	}()
+	l.options.Trace.Acquired(ctx, e)
+	told = true
 }
 
 // acquireInProcess is acquire for an in-process store and nobody who watches:
@@ -89,6 +96,10 @@ func (l *Locker) acquireInProcess(ctx context.Context, resource string, r *reque
 		holding holding
 	}{holding: holding{locker: l}}
 	both.lock.holding = &both.holding
+	both.holding.place.Value = (*inQueue)(&both.holding)
+	if l.queue.EnterFree(&both.holding.place, resource, r.mode, r.limit, l.gate) {
+		return &both.lock, nil
+	}
 	if err := l.enterInProcess(ctx, &both.holding, resource, r, nil); err != nil {
 		return nil, l.fail(resource, err)
 	}
@@ -119,7 +130,7 @@ func (l *Locker) enter(ctx context.Context, h *holding, resource string, r *requ
 		Name: resource, Mode: r.mode, Limit: r.limit, Wait: r.left(), Gate: l.gate, Waiting: waiting,
 	}
 	if waiting != nil {
-		q.Orphaned = func(baton any) { l.giveUp(baton.(*tenure), h, nil) }
+		q.Orphaned = func(baton any) { l.passOrGiveUp(baton.(*tenure), h) }
 	}
 	a, err := l.queue.Enter(ctx, &h.place, q)
 	if err != nil {
@@ -154,8 +165,8 @@ func timedOut(r *request, contended bool) error {
 // acquireFromStore makes h a holding of the store, and reports whether it was
 // passed on by the holder before.
 func (l *Locker) acquireFromStore(ctx context.Context, h *holding, resource string, r *request, waiting func()) (passed bool, err error) {
-	defer l.work()()
-	r.start()
+	l.begin()
+	defer l.end()
 	admission, err := l.enter(ctx, h, resource, r, waiting)
 	if err != nil {
 		return false, err
@@ -174,18 +185,32 @@ func (l *Locker) acquireFromStore(ctx context.Context, h *holding, resource stri
 // askFromPlace is acquireFromStore from the place in the queue that h has. After
 // an error it hasn't any more, or not for long.
 func (l *Locker) askFromPlace(ctx context.Context, h *holding, resource string, r *request, admission queue.Admission, waiting func()) (passed bool, err error) {
-	contended := admission.Waited
-	noteWaiting := func() {
-		if !contended {
-			contended = true
-			l.queue.Contend(&h.place)
-			waiting()
+	if t, ok := admission.Baton.(*tenure); ok {
+		if err := l.stopped(ctx, true); err != nil {
+			l.passOrGiveUp(t, h)
+			return false, err
+		}
+		if held, err := l.share(t, h, succeed); held || err != nil {
+			return held, err
+		}
+	} else if t := l.joint(h, r); t != nil && l.mayGoOn(t) {
+		if err := l.stopped(ctx, admission.Waited); err != nil {
+			l.queue.Leave(&h.place)
+			return false, err
+		}
+		if held, err := l.share(t, h, join); held || err != nil {
+			return held, err
 		}
 	}
-	if t, ok := admission.Baton.(*tenure); ok {
-		done, err := l.takeOver(ctx, t, h, r)
-		if done || err != nil {
-			return done, err
+	contended := admission.Waited
+	noteWaiting := func() {
+		if contended {
+			return
+		}
+		contended = true
+		l.queue.Contend(&h.place)
+		if waiting != nil {
+			waiting()
 		}
 	}
 	req := driver.Request{
@@ -218,17 +243,20 @@ func (l *Locker) askFromPlace(ctx context.Context, h *holding, resource string, 
 			return false, err
 		}
 		refusal = answer{}
-		t := &tenure{hold: a.grant.Hold, token: a.grant.Token, since: time.Now()}
-		if err := l.stopped(ctx, contended); err != nil {
-			l.giveUp(t, h, nil)
+		t := newTenure(a.grant.Hold, h, r)
+		if t.token, err = fencingToken(a.grant.Token); err == nil {
+			err = l.stopped(ctx, contended)
+		}
+		if err != nil {
+			l.giveUp(t, h)
 			return false, err
 		}
-		if l.attach(t, a.grant.Session, a.sent, h) {
-			return false, l.beginTenure(h, t, a.grant.Token)
+		if l.attach(t, a.grant.Session, a.sent) {
+			return false, l.beginTenure(h, t, t.token)
 		}
 		// The session ended between the store's answer and here.
 		if r.left() <= 0 {
-			l.giveUp(t, h, nil)
+			l.giveUp(t, h)
 			return false, fmt.Errorf("%w: the session ended while it was granted", ErrLost)
 		}
 		if err := l.giveBackFirst(ctx, r, t, h); err != nil {
@@ -242,13 +270,40 @@ func (l *Locker) askFromPlace(ctx context.Context, h *holding, resource string, 
 	}
 }
 
-// beginTenure makes h the holder of t and lets the next in the queue go on.
+// joint returns the tenure that other readers of the resource have, if h is to be
+// one more.
+func (l *Locker) joint(h *holding, r *request) *tenure {
+	if r.mode != driver.Shared {
+		return nil
+	}
+	t, _ := l.queue.Joint(&h.place).(*tenure)
+	return t
+}
+
+// share makes h a holder of a tenure that another holding had, or has. If it
+// reports false without an error, the tenure is gone, and the place in the queue is
+// still h's to ask the store from.
+func (l *Locker) share(t *tenure, h *holding, c claim) (held bool, err error) {
+	token, ok := t.admit(h, c)
+	if !ok {
+		return false, nil
+	}
+	err = l.beginTenure(h, t, token)
+	return err == nil, err
+}
+
+// beginTenure makes h, which is among the holders of t, a holding, and lets the
+// next in the queue go on.
 func (l *Locker) beginTenure(h *holding, t *tenure, token uint64) error {
 	if err := h.begin(t, token); err != nil {
-		l.giveUp(t, h, nil)
+		if last, _ := t.leave(h); last {
+			l.giveUp(t, h)
+		} else {
+			l.queue.Leave(&h.place)
+		}
 		return err
 	}
-	l.queue.Settle(&h.place)
+	l.queue.Settle(&h.place, t)
 	return nil
 }
 
@@ -265,7 +320,9 @@ func (h *holding) begin(t *tenure, token uint64) error {
 	}
 	m := h.more
 	m.tenure, m.token = t, token
-	m.watched.since = time.Now()
+	if h.locker.watching {
+		m.watched.since = time.Now()
+	}
 	return nil
 }
 
@@ -278,45 +335,6 @@ func (l *Locker) stopped(ctx context.Context, contended bool) error {
 		return ended(ctx, contended)
 	}
 	return nil
-}
-
-// takeOver makes h the next holder of a tenure that was passed on. If done is
-// false and err is nil, the tenure is gone, and the place in the queue is still
-// h's to ask the store from.
-func (l *Locker) takeOver(ctx context.Context, t *tenure, h *holding, r *request) (done bool, err error) {
-	if err := l.stopped(ctx, true); err != nil {
-		l.giveUp(t, h, nil)
-		return false, err
-	}
-	token := uint64(0)
-	if passer, ok := t.hold.(driver.Passer); ok {
-		limit := max(r.left(), leastAnswer)
-		a, pending, err := l.askOnce(ctx, r, true, limit, func(ctx context.Context, _ time.Duration, _ bool) (driver.Grant, error) {
-			token, err := passer.Pass(ctx)
-			return driver.Grant{Token: token}, err
-		}, 0, false)
-		if pending != nil {
-			returned := make(chan struct{})
-			go func() {
-				<-pending
-				close(returned)
-			}()
-			l.giveUp(t, h, returned)
-			return false, err
-		}
-		if err != nil {
-			return false, l.giveBackFirst(ctx, r, t, h)
-		}
-		token = a.grant.Token
-	}
-	if !l.reattach(t, h) {
-		return false, nil
-	}
-	t.passed++
-	if err := l.beginTenure(h, t, token); err != nil {
-		return false, err
-	}
-	return true, nil
 }
 
 // An answer is what the store says to one question.
@@ -374,7 +392,7 @@ func (l *Locker) ask(ctx context.Context, r *request, contended bool, waiting fu
 		if polling {
 			nap := jitter(pause)
 			if inherited {
-				age := now().since(a.sent)
+				age := l.now().since(a.sent)
 				nap = max(nap-age, 0)
 				if nap >= left && age+left <= leastAnswer {
 					// A last try would come right after that of the one before.
@@ -404,7 +422,7 @@ func (l *Locker) ask(ctx context.Context, r *request, contended bool, waiting fu
 // askOnce puts one question and waits for the answer until limit has passed.
 func (l *Locker) askOnce(ctx context.Context, r *request, contended bool, limit time.Duration, q question, wait time.Duration, queue bool) (a answer, pending <-chan answer, err error) {
 	if wait == 0 && l.inTime(ctx, limit) {
-		a := put(ctx, q, wait, queue)
+		a := l.put(ctx, q, wait, queue)
 		return a, nil, a.err
 	}
 	// The question has a context of its own, which ends when nobody waits for the
@@ -415,7 +433,7 @@ func (l *Locker) askOnce(ctx context.Context, r *request, contended bool, limit 
 		asking, cancel = context.WithCancelCause(asking)
 	}
 	answers := make(chan answer, 1)
-	go func() { answers <- put(asking, q, wait, queue) }()
+	go func() { answers <- l.put(asking, q, wait, queue) }()
 	var over <-chan time.Time
 	if limit != driver.Forever {
 		timer := time.NewTimer(limit)
@@ -440,19 +458,20 @@ func (l *Locker) askOnce(ctx context.Context, r *request, contended bool, limit 
 }
 
 // put puts the question.
-func put(ctx context.Context, q question, wait time.Duration, queue bool) answer {
-	a := answer{sent: now()}
+func (l *Locker) put(ctx context.Context, q question, wait time.Duration, queue bool) answer {
+	a := answer{sent: l.now()}
 	a.grant, a.err = q(ctx, wait, queue)
 	if !a.grant.Sent.IsZero() {
-		a.sent = now().at(a.grant.Sent)
+		a.sent = l.now().at(a.grant.Sent)
 	}
 	return a
 }
 
-// inTime reports whether the backend answers by itself before the caller, who
-// can't be interrupted, has to be told something.
+// inTime reports whether the backend answers by itself before the caller has to be
+// told something. A caller who can be interrupted has to be told soon.
 func (l *Locker) inTime(ctx context.Context, limit time.Duration) bool {
-	return l.bound > 0 && ctx.Done() == nil && limit >= l.bound-leastAnswer
+	soon := ctx.Done() == nil || l.bound <= leastAnswer
+	return l.bound > 0 && soon && limit >= l.bound-leastAnswer
 }
 
 // giveBackFirst gives back a tenure that is of no use, so that the store can be

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -553,7 +554,6 @@ func TestP18_CancelledWaiterSwallowsNoGrant(t *testing.T) {
 				return driver.Grant{}, false, nil
 			}
 			s.release = func(context.Context, *hold) error { time.Sleep(time.Millisecond); return nil }
-			s.pass = func(context.Context) error { time.Sleep(time.Millisecond); return nil }
 			l := newLocker(t, s, nil)
 			first := mustAcquire(t, l, "a")
 			ctx, cancel := context.WithCancel(t.Context())
@@ -799,4 +799,60 @@ func TestP18_NextInLineAsksThoughTheOneBeforeWasRefused(t *testing.T) {
 			t.Errorf("the next got it %v after it came free", d-5*time.Second)
 		}
 	})
+}
+
+// A backend that bounds its answers is called in the caller's goroutine, if that
+// can't make the caller late.
+func TestP08_AnswersWithin(t *testing.T) {
+	for _, c := range []struct {
+		bound, takes time.Duration
+		interrupted  bool // the caller can be
+		inline       bool
+		returns      time.Duration
+	}{
+		{0, time.Second, false, false, time.Second},
+		{0, time.Second, true, false, 10 * time.Millisecond},
+		{100 * time.Millisecond, 100 * time.Millisecond, false, true, 100 * time.Millisecond},
+		{100 * time.Millisecond, 100 * time.Millisecond, true, true, 100 * time.Millisecond},
+		{time.Second, time.Second, false, true, time.Second},
+		{time.Second, time.Second, true, false, 10 * time.Millisecond},
+	} {
+		t.Run(fmt.Sprintf("%+v", c), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				s := newStore()
+				s.info.AnswersWithin = c.bound
+				inline := false
+				s.answer = func(context.Context, driver.Request) (driver.Grant, bool, error) {
+					stack := make([]byte, 1<<16)
+					inline = strings.Contains(string(stack[:runtime.Stack(stack, false)]), "(*Locker).Acquire(")
+					time.Sleep(c.takes)
+					return driver.Grant{}, false, nil
+				}
+				l := newLocker(t, s, nil)
+				ctx := context.WithoutCancel(t.Context())
+				if c.interrupted {
+					var cancel context.CancelFunc
+					ctx, cancel = context.WithTimeout(ctx, 10*time.Millisecond)
+					defer cancel()
+				}
+				within(t, c.returns, "Acquire", func() {
+					lock, err := l.Acquire(ctx, "a", distlock.Timeout(time.Minute))
+					if c.interrupted {
+						wantErr(t, err, []error{context.DeadlineExceeded})
+					} else if err != nil {
+						t.Error(err)
+					} else {
+						mustRelease(t, lock)
+					}
+				})
+				time.Sleep(2 * time.Second)
+				if s.held("a") != 0 {
+					t.Error("it is still held")
+				}
+				if inline != c.inline {
+					t.Errorf("called in the caller's goroutine: %t", inline)
+				}
+			})
+		})
+	}
 }

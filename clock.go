@@ -8,11 +8,23 @@ import "time"
 // virtual machine is paused.
 type reading struct {
 	t    time.Time     // wall and monotonic
-	boot time.Duration // since boot, sleep included; always 0 where unknown
+	boot time.Duration // since boot, sleep included; always 0 where unknown, or not read
 }
 
-// now reads the clocks. A variable, so that tests can set them.
-var now = func() reading { return reading{time.Now(), sinceBoot()} }
+// clocks reads the clocks, that of boot only if asked to. A variable, so that tests
+// can set them.
+var clocks = func(boot bool) reading {
+	r := reading{t: time.Now()}
+	if boot {
+		r.boot = sinceBoot()
+	}
+	return r
+}
+
+// now reads the clocks that matter. That of boot takes a system call, and a lease
+// at the store is what needs all the pessimism there is: what hangs on a connection
+// ends with it.
+func (l *Locker) now() reading { return clocks(l.leases) }
 
 // since returns the time from a to r by the clock that says most passed.
 func (r reading) since(a reading) time.Duration {

@@ -1,6 +1,7 @@
 package distlock
 
 import (
+	"runtime"
 	"testing"
 	"time"
 )
@@ -28,5 +29,16 @@ func TestP11_ThePessimisticClockCounts(t *testing.T) {
 	}
 	if got := start.at(start.t.Add(-time.Second)); start.since(got) != time.Second || got.boot != time.Hour-time.Second {
 		t.Errorf("a second before is %v before", start.since(got))
+	}
+}
+
+func TestP11_BootClockIsRead(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("there is none elsewhere")
+	}
+	a := sinceBoot()
+	b := sinceBoot()
+	if a <= 0 || b < a {
+		t.Errorf("%v, then %v since boot", a, b)
 	}
 }

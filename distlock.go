@@ -41,6 +41,7 @@ type Locker struct {
 
 	keepersMu sync.Mutex
 	keepers   map[driver.Session]*keeper
+	schedule  schedule
 
 	busyMu   sync.Mutex
 	busy     int           // pieces of work that Close waits for
@@ -64,7 +65,6 @@ func New(b driver.Backend, o *Options) *Locker {
 		pollMax: info.PollMax,
 		leases:  info.MaxTTL > 0,
 		bound:   info.AnswersWithin,
-		gate:    queue.NewGate(),
 		keepers: make(map[driver.Session]*keeper),
 
 		finished: make(chan struct{}),
@@ -77,6 +77,8 @@ func New(b driver.Backend, o *Options) *Locker {
 	} else {
 		l.queue = queue.New(true)
 	}
+	l.gate = l.queue.NewGate()
+	l.schedule.ring = l.lookAfterKeepers
 	l.owner = driver.Owner{PID: os.Getpid(), Program: filepath.Base(os.Args[0]), Note: l.options.Note}
 	l.owner.Host, _ = os.Hostname() // for people's eyes; nothing depends on it
 	rand.Read(l.owner.ID[:8])
@@ -215,7 +217,8 @@ func (l *Locker) Do(ctx context.Context, resource string, fn func(ctx context.Co
 // Holders returns who holds the resource now, as far as the store and its
 // permissions tell; none if it is free. Of the options it takes Semaphore,
 // which asks for the holders of permits. It is for people: what it says may be
-// over when it is read.
+// over when it is read. It knows whom the store granted the resource to: who got it
+// from there within that process has a token that is a little larger.
 //
 // The error matches errors.ErrUnsupported if the backend can't tell.
 func (l *Locker) Holders(ctx context.Context, resource string, opts ...AcquireOption) ([]driver.Holder, error) {
@@ -231,6 +234,12 @@ func (l *Locker) Holders(ctx context.Context, resource string, opts ...AcquireOp
 	var holders []driver.Holder
 	if err == nil {
 		holders, err = inspector.Holders(ctx, resource, r.mode)
+	}
+	for i := range holders {
+		if l.inProcess || err != nil {
+			break
+		}
+		holders[i].Token, err = fencingToken(holders[i].Token)
 	}
 	if err != nil {
 		return nil, &Error{Op: "inspect", Backend: l.name, Resource: resource, Err: err}
@@ -275,7 +284,7 @@ func (l *Locker) close() error {
 	}
 	all.Wait()
 	l.waitUntilIdle(ctx)
-	l.stopIdle(ctx)
+	l.stopKeeping(ctx)
 	close(l.finished)
 	if err := l.backend.Close(); err != nil {
 		errs = append(errs, &Error{Op: "close", Backend: l.name, Err: err})
@@ -323,27 +332,28 @@ func (l *Locker) report(what string, trace func(Event), e Event) {
 	l.options.Logger.Warn("distlock: "+what, attrs...)
 }
 
-// work makes Close wait until done is called.
-func (l *Locker) work() (done func()) {
+// begin makes Close wait until end is called.
+func (l *Locker) begin() {
 	l.busyMu.Lock()
 	defer l.busyMu.Unlock()
 	l.busy++
-	return func() {
-		l.busyMu.Lock()
-		defer l.busyMu.Unlock()
-		l.busy--
-		if l.busy == 0 && l.idle != nil {
-			close(l.idle)
-			l.idle = nil
-		}
+}
+
+func (l *Locker) end() {
+	l.busyMu.Lock()
+	defer l.busyMu.Unlock()
+	l.busy--
+	if l.busy == 0 && l.idle != nil {
+		close(l.idle)
+		l.idle = nil
 	}
 }
 
 // inBackground runs f in a goroutine that Close waits for.
 func (l *Locker) inBackground(f func()) {
-	done := l.work()
+	l.begin()
 	go func() {
-		defer done()
+		defer l.end()
 		f()
 	}()
 }

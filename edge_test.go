@@ -140,29 +140,30 @@ func TestP11_GrantOnALostSessionIsNone(t *testing.T) {
 	})
 }
 
-// The process is stopped while it passes a holding on.
+// The process is stopped while a holding is on its way to the next.
 func TestP11_LeaseThatRanOutIsNotPassedOn(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		old := newLease(ttl)
 		s := leased(old)
-		s.pass = func(context.Context) error {
-			t.Cleanup(distlock.SkewClocks(ttl))
-			s.free("a", func(*hold) bool { return true })
-			s.session = func() driver.Session { return newLease(ttl) }
-			return nil
-		}
-		l := newLocker(t, s, nil)
+		l := newLocker(t, s, &distlock.Options{Trace: stalls()})
 		lock := mustAcquire(t, l, "a")
+		stall := make(chan struct{})
 		var all sync.WaitGroup
 		all.Go(func() {
-			next := mustAcquire(t, l, "a")
-			if next.Err() != nil || s.count("acquire") != 2 {
-				t.Errorf("%v after %d grants", next.Err(), s.count("acquire"))
+			next, err := l.Acquire(context.WithValue(t.Context(), stallKey{}, stall), "a")
+			if err != nil || next.Err() != nil || s.count("acquire") != 2 {
+				t.Fatalf("%v after %d grants", err, s.count("acquire"))
 			}
 			mustRelease(t, next)
 		})
 		synctest.Wait()
 		mustRelease(t, lock)
+		t.Cleanup(distlock.SkewClocks(ttl))
+		s.free("a", func(*hold) bool { return true })
+		s.mu.Lock()
+		s.session = func() driver.Session { return newLease(ttl) }
+		s.mu.Unlock()
+		close(stall)
 		all.Wait()
 		<-old.abandoned
 		synctest.Wait()
@@ -257,14 +258,17 @@ func TestP12_RenewalsOfOneSessionNeverOverlap(t *testing.T) {
 
 func TestP08_AcquireDoesNotWaitForAReleaseThatHangs(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		s := newStore()
+		s := leased(newLease(ttl))
 		forever := make(chan struct{})
 		s.release = func(context.Context, *hold) error { <-forever; return nil }
-		s.pass = func(context.Context) error { return &storeError{1} }
+		s.answer = func(_ context.Context, r driver.Request) (driver.Grant, bool, error) {
+			g, err := s.grant(r)
+			g.Sent = time.Now().Add(-ttl)
+			return g, true, err
+		}
 		l := newLocker(t, s, nil)
 
-		// After a pass that failed, it stands between the waiter and the store.
-		lock := mustAcquire(t, l, "a")
+		// After a grant that came too late, it stands between the waiter and the store.
 		var all sync.WaitGroup
 		for range 2 {
 			all.Go(func() {
@@ -276,14 +280,13 @@ func TestP08_AcquireDoesNotWaitForAReleaseThatHangs(t *testing.T) {
 				})
 			})
 		}
-		synctest.Wait()
-		mustRelease(t, lock)
 		all.Wait()
 
 		// After a part of several, it is in the way of the error.
 		s.answer = func(_ context.Context, r driver.Request) (driver.Grant, bool, error) {
 			return driver.Grant{}, r.Resource == "y", driver.ErrHeld
 		}
+		s.session = func() driver.Session { return newLease(ttl) }
 		within(t, 100*time.Millisecond, "AcquireAll", func() {
 			_, err := l.AcquireAll(t.Context(), []string{"x", "y"}, distlock.Timeout(0))
 			wantErr(t, err, []error{distlock.ErrNotAcquired})
@@ -294,38 +297,6 @@ func TestP08_AcquireDoesNotWaitForAReleaseThatHangs(t *testing.T) {
 			t.Error("something is left")
 		}
 		mustRelease(t, mustAcquire(t, l, "a"))
-	})
-}
-
-// The scripted hold panics if it is released while Pass is still under way.
-func TestP10_PassThatNeverReturnsPoisonsNothing(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		lease := newLease(ttl)
-		s := leased(lease)
-		forever := make(chan struct{})
-		s.pass = func(context.Context) error { <-forever; return nil }
-		l := newLocker(t, s, &distlock.Options{ReleaseTimeout: 2 * time.Second})
-		lock := mustAcquire(t, l, "a")
-		var all sync.WaitGroup
-		all.Go(func() {
-			_, err := l.Acquire(t.Context(), "a", distlock.Timeout(time.Second))
-			wantErr(t, err, []error{distlock.ErrNotAcquired})
-		})
-		synctest.Wait()
-		mustRelease(t, lock)
-		all.Wait()
-		// The lease that nobody holds isn't kept, and ends in the store.
-		time.Sleep(ttl)
-		if lease.count() > 0 {
-			t.Error("it is renewed for nobody")
-		}
-		s.free("a", func(*hold) bool { return true })
-		mustRelease(t, mustAcquire(t, l, "a", distlock.Timeout(time.Second)))
-		close(forever)
-		synctest.Wait()
-		if s.count("release") != 2 {
-			t.Errorf("%d releases", s.count("release"))
-		}
 	})
 }
 
@@ -559,19 +530,19 @@ func TestP25_NothingIsAskedOfAClosedBackend(t *testing.T) {
 func TestP25_CloseWhileAHoldingIsPassedOn(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := newStore()
-		s.pass = func(context.Context) error { time.Sleep(time.Second); return nil }
-		l := distlock.New(s, nil)
+		l := distlock.New(s, &distlock.Options{Trace: stalls()})
 		lock := mustAcquire(t, l, "a")
+		stall := make(chan struct{})
 		var all sync.WaitGroup
 		for range 3 {
 			all.Go(func() {
-				_, err := l.Acquire(t.Context(), "a")
+				_, err := l.Acquire(context.WithValue(t.Context(), stallKey{}, stall), "a")
 				wantErr(t, err, []error{distlock.ErrClosed})
 			})
 		}
 		synctest.Wait()
 		mustRelease(t, lock)
-		synctest.Wait()
+		time.AfterFunc(time.Second, func() { close(stall) })
 		within(t, time.Second, "Close", func() {
 			if err := l.Close(); err != nil {
 				t.Error(err)

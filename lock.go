@@ -42,15 +42,13 @@ type holding struct {
 // details are what the simplest of holdings, and the most frequent ones, do
 // without. They are made when needed.
 type details struct {
-	names    string   // of a set; else the name is that of the place
-	tenure   *tenure  // nil: the queue itself is the lock
-	token    uint64   // of the store; without a tenure it is that of the place
-	watched  *watched // nil: nobody wants to know
-	done     chan struct{}
-	onEnd    map[*func(error)]struct{}
-	upgrade  chan struct{} // closed when the upgrade under way has ended
-	released chan struct{} // closed when Release is through; made with watched
-	result   error         // of Release; valid once released is closed
+	names   string   // of a set; else the name is that of the place
+	tenure  *tenure  // nil: the queue itself is the lock
+	token   uint64   // of the store; without a tenure it is that of the place
+	watched *watched // nil: nobody wants to know
+	done    chan struct{}
+	onEnd   map[*func(error)]struct{}
+	upgrade chan struct{} // closed when the upgrade under way has ended
 }
 
 // watched is what is remembered of a holding for those who watch.
@@ -58,6 +56,10 @@ type watched struct {
 	since   time.Time
 	site    [siteDepth]uintptr
 	cleanup runtime.Cleanup
+
+	released bool          // Release is through, with result
+	through  chan struct{} // closed then; nil if nobody waits for it
+	result   error
 }
 
 // closed is a closed channel.
@@ -372,16 +374,25 @@ func (q *inQueue) Holder() driver.Holder {
 	return d
 }
 
-// siteDepth is more than the calls between an exported function and the place
-// that looks for its caller.
-const siteDepth = 4
+// siteDepth is one more than the exported functions that may lie between the
+// application and the place that looks for it.
+const siteDepth = 2
 
 // newHolding returns a holding that isn't held yet, and remembers who called
-// this package for it.
+// this package for it, if somebody wants to know.
 func (l *Locker) newHolding() *holding {
-	w := &watched{}
-	runtime.Callers(3, w.site[:])
-	return &holding{locker: l, more: &details{watched: w, released: make(chan struct{})}}
+	all := &struct { // one piece, as it is needed as a whole
+		holding holding
+		details details
+		watched watched
+	}{}
+	h := &all.holding
+	h.locker, h.more = l, &all.details
+	h.more.watched = &all.watched
+	if l.watching { // else nobody is told, and it costs as much as all the rest
+		runtime.Callers(4, all.watched.site[:])
+	}
+	return h
 }
 
 // String returns the file:line of the first caller outside of this package.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net/url"
 	"runtime"
 	"slices"
@@ -46,7 +47,8 @@ func TestP14_TokensGrowOverHandOffs(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := newStore()
 		s.tokens = true
-		l := newLocker(t, s, nil)
+		s.token = 1<<53 - 10
+		l := newLocker(t, s, &distlock.Options{HandoffCount: 16})
 		tokens := chain(t, l, 40, 0)
 		for i := 1; i < len(tokens); i++ {
 			if tokens[i] <= tokens[i-1] {
@@ -54,9 +56,51 @@ func TestP14_TokensGrowOverHandOffs(t *testing.T) {
 			}
 		}
 		// Sixteen are passed on in a row, then the store has its turn.
-		if asked, passed := s.count("acquire"), s.count("pass"); asked != 3 || passed != 37 {
-			t.Errorf("%d grants of the store, %d passed on", asked, passed)
+		if n := s.count("acquire"); n != 3 {
+			t.Errorf("%d grants of the store", n)
 		}
+		if tokens[39] > math.MaxInt64 {
+			t.Errorf("token %d doesn't fit into what databases have", tokens[39])
+		}
+	})
+}
+
+// All the hand-offs of a grant stay below the next one.
+func TestP14_TokensOfTheLongestChain(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newStore()
+		s.tokens = true
+		tokens := chain(t, newLocker(t, s, &distlock.Options{HandoffCount: 1023, HandoffTime: time.Hour}), 1030, 0)
+		for i := 1; i < len(tokens); i++ {
+			if tokens[i] <= tokens[i-1] {
+				t.Fatalf("token %d after %d, the %dth", tokens[i], tokens[i-1], i)
+			}
+		}
+		if n := s.count("acquire"); n != 2 {
+			t.Errorf("%d grants", n)
+		}
+	})
+}
+
+func TestP14_TokenTooLargeIsNoLock(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newStore()
+		s.tokens = true
+		s.token = 1<<53 - 1
+		l := newLocker(t, s, nil)
+		if _, err := l.Acquire(t.Context(), "a"); err == nil || errors.Is(err, distlock.ErrNotAcquired) {
+			t.Errorf("got %v", err)
+		}
+		synctest.Wait()
+		if s.held("a") != 0 {
+			t.Error("it is still held")
+		}
+		s.token = 1<<53 - 2
+		lock := mustAcquire(t, l, "a", distlock.Upgradeable())
+		if err := lock.Upgrade(t.Context()); err == nil {
+			t.Error("upgraded to a token that is too large")
+		}
+		mustRelease(t, lock)
 	})
 }
 
@@ -75,11 +119,12 @@ func TestHandOffIsBounded(t *testing.T) {
 		held   time.Duration
 		grants int
 	}{
-		{nil, 0, 2},
+		{nil, 0, 1},
 		{&distlock.Options{HandoffCount: -1}, 0, 32},
 		{&distlock.Options{HandoffCount: 3}, 0, 8},
-		{nil, 30 * time.Millisecond, 8},
-		{&distlock.Options{HandoffTime: time.Hour}, time.Minute, 2},
+		{nil, 5 * time.Millisecond, 8},
+		{&distlock.Options{HandoffTime: 100 * time.Millisecond}, 30 * time.Millisecond, 8},
+		{&distlock.Options{HandoffTime: time.Hour}, time.Minute / 2, 1},
 	} {
 		t.Run(fmt.Sprintf("%+v", c), func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -93,17 +138,17 @@ func TestHandOffIsBounded(t *testing.T) {
 	}
 }
 
-func TestHandOffOfWhatCannotBePassed(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		s := newStore()
-		s.tokens = true
-		s.pass = func(context.Context) error { return &storeError{1} }
-		l := newLocker(t, s, nil)
-		tokens := chain(t, l, 10, 0)
-		if !slices.IsSorted(tokens) || s.count("acquire") != 10 || s.held("a") != 0 {
-			t.Errorf("tokens %v, %d grants, %d left", tokens, s.count("acquire"), s.held("a"))
+// stalls returns a Trace that keeps a waiter whose context has a channel under
+// this key from going on until that is closed: what it is handed meanwhile is on
+// its way.
+type stallKey struct{}
+
+func stalls() *distlock.Trace {
+	return &distlock.Trace{Waiting: func(ctx context.Context, _ distlock.Event) {
+		if stall, ok := ctx.Value(stallKey{}).(chan struct{}); ok {
+			<-stall
 		}
-	})
+	}}
 }
 
 // The session ends while the holding is on its way from one to the next: the
@@ -113,29 +158,311 @@ func TestHandOffOfALostHolding(t *testing.T) {
 		dying := newLease(ttl)
 		s := leased(dying)
 		s.tokens = true
-		s.pass = func(context.Context) error {
-			if s.session() == dying {
-				s.mu.Lock()
-				s.session = func() driver.Session { return newLease(ttl) }
-				s.mu.Unlock()
-				s.free("a", func(*hold) bool { return true })
-				close(dying.lost)
-				<-dying.abandoned
-			}
-			return nil
-		}
-		l := newLocker(t, s, nil)
+		var lost atomic.Int32
+		trace := stalls()
+		trace.Lost = func(distlock.Event) { lost.Add(1) }
+		l := newLocker(t, s, &distlock.Options{Trace: trace})
 		first := mustAcquire(t, l, "a")
+		stall := make(chan struct{})
 		var all sync.WaitGroup
 		all.Go(func() {
-			lock := mustAcquire(t, l, "a")
-			if lock.Err() != nil || s.count("acquire") != 2 {
-				t.Errorf("Err %v after %d grants", lock.Err(), s.count("acquire"))
+			lock, err := l.Acquire(context.WithValue(t.Context(), stallKey{}, stall), "a")
+			if err != nil || lock.Err() != nil || s.count("acquire") != 2 {
+				t.Fatalf("%v after %d grants", err, s.count("acquire"))
+			}
+			before, _ := first.Token()
+			if token, _ := lock.Token(); token <= before {
+				t.Errorf("token %d after %d", token, before)
 			}
 			mustRelease(t, lock)
 		})
 		synctest.Wait()
 		mustRelease(t, first)
+		s.mu.Lock()
+		s.session = func() driver.Session { return newLease(ttl) }
+		s.mu.Unlock()
+		close(dying.lost)
+		<-dying.abandoned
+		s.free("a", func(*hold) bool { return true })
+		close(stall)
+		all.Wait()
+		if lost.Load() > 0 {
+			t.Error("a loss was told of what nobody held")
+		}
+	})
+}
+
+// Whoever doesn't want what it is handed any more hands it on.
+func TestP18_HandOffToACancelledWaiterGoesOn(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newStore()
+		s.tokens = true
+		l := newLocker(t, s, &distlock.Options{Trace: stalls()})
+		first := mustAcquire(t, l, "a")
+		ctx, cancel := context.WithCancel(t.Context())
+		stall := make(chan struct{})
+		var all sync.WaitGroup
+		all.Go(func() {
+			_, err := l.Acquire(context.WithValue(ctx, stallKey{}, stall), "a")
+			wantErr(t, err, []error{context.Canceled, distlock.ErrNotAcquired})
+		})
+		synctest.Wait()
+		all.Go(func() {
+			lock := mustAcquire(t, l, "a")
+			before, _ := first.Token()
+			if token, _ := lock.Token(); token <= before {
+				t.Errorf("token %d after %d", token, before)
+			}
+			mustRelease(t, lock)
+		})
+		synctest.Wait()
+		mustRelease(t, first)
+		cancel()
+		close(stall)
+		all.Wait()
+		if s.count("acquire") != 1 || s.count("release") != 1 || s.held("a") != 0 {
+			t.Errorf("%d grants, %d releases", s.count("acquire"), s.count("release"))
+		}
+	})
+}
+
+// What is handed to a waiter whose Trace panics isn't held for ever.
+func TestHandOffToAWaiterThatPanics(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newStore()
+		stall := make(chan struct{})
+		l := newLocker(t, s, &distlock.Options{Trace: &distlock.Trace{Waiting: func(ctx context.Context, _ distlock.Event) {
+			if ctx.Value(stallKey{}) != nil {
+				<-stall
+				panic("ouch")
+			}
+		}}})
+		first := mustAcquire(t, l, "a")
+		var all sync.WaitGroup
+		all.Go(func() {
+			defer func() { _ = recover() }()
+			_, _ = l.Acquire(context.WithValue(t.Context(), stallKey{}, true), "a")
+			t.Error("it didn't panic")
+		})
+		synctest.Wait()
+		all.Go(func() { mustRelease(t, mustAcquire(t, l, "a")) })
+		synctest.Wait()
+		mustRelease(t, first)
+		close(stall)
+		all.Wait()
+		synctest.Wait()
+		if s.count("acquire") != 1 || s.held("a") != 0 {
+			t.Errorf("%d grants, %d held", s.count("acquire"), s.held("a"))
+		}
+	})
+}
+
+func TestSharedHoldingsShareAGrant(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newStore()
+		l := newLocker(t, s, &distlock.Options{HandoffCount: 3})
+		var locks []*distlock.Lock
+		for i := range 9 {
+			lock := mustAcquire(t, l, "a", distlock.Shared())
+			// One from the store, three that join it.
+			if n, want := s.count("acquire"), i/4+1; n != want {
+				t.Errorf("%d readers: %d grants, want %d", i+1, n, want)
+			}
+			locks = append(locks, lock)
+		}
+		// Whoever came first needn't be who leaves last.
+		for i, lock := range locks {
+			wantErr(t, tryErr(t, l), []error{distlock.ErrNotAcquired})
+			mustRelease(t, lock)
+			if n, want := s.held("a"), 3-min((i+1)/4+(i+1)/9, 3); n != want {
+				t.Errorf("%d readers have left: the store has %d, want %d", i+1, n, want)
+			}
+		}
+		time.Sleep(time.Second)
+		a := mustAcquire(t, l, "a", distlock.Shared())
+		time.Sleep(21 * time.Millisecond)
+		b := mustAcquire(t, l, "a", distlock.Shared())
+		if s.held("a") != 2 {
+			t.Error("a reader joined an old grant: a writer of another process might wait for ever")
+		}
+		mustRelease(t, a)
+		mustRelease(t, b)
+	})
+}
+
+// Readers, permits and upgradeable locks of several processes are granted beside
+// each other, and the later one has the larger token.
+func TestP14_TokensGrowOverProcessesBesideEachOther(t *testing.T) {
+	for _, c := range []struct {
+		name        string
+		here, there distlock.AcquireOption
+		passed      bool // what is held here could be
+		full        bool // all there is is held here at last
+	}{
+		{"readers", distlock.Shared(), distlock.Shared(), false, false},
+		{"permits", distlock.Semaphore(2), distlock.Semaphore(2), true, true},
+		{"upgradeable beside a reader", distlock.Upgradeable(), distlock.Shared(), true, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				s := newStore()
+				s.tokens = true
+				here, there := newLocker(t, s, nil), newLocker(t, s, nil)
+				first := mustAcquire(t, here, "a", c.here)
+				other := mustAcquire(t, there, "a", c.there)
+				if c.full {
+					mustRelease(t, other)
+					defer mustRelease(t, mustAcquire(t, here, "a", c.here))
+				}
+				var all sync.WaitGroup
+				if c.passed {
+					time.AfterFunc(time.Millisecond, func() { mustRelease(t, first) })
+				}
+				all.Go(func() {
+					second := mustAcquire(t, here, "a", c.here)
+					before, _ := other.Token()
+					if token, _ := second.Token(); token <= before {
+						t.Errorf("token %d, after %d of another process", token, before)
+					}
+					mustRelease(t, second)
+				})
+				all.Wait()
+				if !c.full {
+					mustRelease(t, other)
+				}
+				if !c.passed {
+					mustRelease(t, first)
+				}
+			})
+		})
+	}
+}
+
+// Of what can't be beside anything, whatever it began as, all is passed on.
+func TestP14_WhatIsAloneIsPassedOn(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newStore()
+		s.tokens = true
+		l := newLocker(t, s, nil)
+		chain(t, l, 10, 0, distlock.Semaphore(1))
+		if n := s.count("acquire"); n != 1 {
+			t.Errorf("%d grants of the only permit", n)
+		}
+		lock := mustAcquire(t, l, "b", distlock.Upgradeable())
+		if err := lock.Upgrade(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		var all sync.WaitGroup
+		all.Go(func() {
+			next := mustAcquire(t, l, "b")
+			before, _ := lock.Token()
+			if token, _ := next.Token(); token <= before {
+				t.Errorf("token %d after %d", token, before)
+			}
+			mustRelease(t, next)
+		})
+		synctest.Wait()
+		mustRelease(t, lock)
+		all.Wait()
+		if n := s.count("acquire"); n != 2 {
+			t.Errorf("%d grants", n)
+		}
+	})
+}
+
+// tryErr returns the error of a try for the lock, which must not succeed.
+func tryErr(t *testing.T, l *distlock.Locker) error {
+	t.Helper()
+	lock, err := l.TryAcquire(t.Context(), "a")
+	if err == nil {
+		mustRelease(t, lock)
+		t.Fatal("got it")
+	}
+	return err
+}
+
+// Readers that share a grant are lost together, each once, and a new one asks
+// the store.
+func TestP13_SharedHoldingsAreLostTogether(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		dying := newLease(ttl)
+		s := leased(dying)
+		var lost atomic.Int32
+		l := newLocker(t, s, &distlock.Options{Trace: &distlock.Trace{Lost: func(distlock.Event) { lost.Add(1) }}})
+		var locks []*distlock.Lock
+		for range 3 {
+			locks = append(locks, mustAcquire(t, l, "a", distlock.Shared()))
+		}
+		if s.count("acquire") != 1 {
+			t.Fatalf("%d grants", s.count("acquire"))
+		}
+		mustRelease(t, locks[0])
+		s.mu.Lock()
+		s.session = func() driver.Session { return newLease(ttl) }
+		s.mu.Unlock()
+		close(dying.lost)
+		<-dying.abandoned
+		synctest.Wait()
+		s.free("a", func(*hold) bool { return true })
+		next := mustAcquire(t, l, "a", distlock.Shared())
+		if next.Err() != nil || s.count("acquire") != 2 {
+			t.Errorf("%v after %d grants", next.Err(), s.count("acquire"))
+		}
+		for _, lock := range locks[1:] {
+			wantErr(t, lock.Err(), []error{distlock.ErrLost})
+			wantErr(t, lock.Release(), []error{distlock.ErrLost})
+		}
+		if err := locks[0].Err(); !errors.Is(err, distlock.ErrReleased) {
+			t.Errorf("released before: %v", err)
+		}
+		mustRelease(t, next)
+		if lost.Load() != 2 || s.count("release") != 1 {
+			t.Errorf("%d losses told, %d releases", lost.Load(), s.count("release"))
+		}
+	})
+}
+
+// Readers come and go all the time, and a writer of another process gets in.
+func TestP23_SharedGrantsDoNotStarveAWriterElsewhere(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newStore()
+		s.info.PollMin, s.info.PollMax = time.Millisecond, time.Millisecond
+		var writing atomic.Bool
+		s.answer = func(_ context.Context, r driver.Request) (driver.Grant, bool, error) {
+			if r.Mode == driver.Exclusive {
+				writing.Store(true) // the store lets no new readers in
+			} else if writing.Load() {
+				return driver.Grant{}, true, driver.ErrHeld
+			}
+			return driver.Grant{}, false, nil
+		}
+		here, there := newLocker(t, s, nil), newLocker(t, s, nil)
+		stop := make(chan struct{})
+		var all sync.WaitGroup
+		for i := range 5 {
+			all.Go(func() {
+				time.Sleep(time.Duration(i) * time.Millisecond)
+				for {
+					select {
+					case <-stop:
+						return
+					default:
+					}
+					lock, err := here.Acquire(t.Context(), "a", distlock.Shared(), distlock.Timeout(time.Second))
+					if err != nil {
+						continue
+					}
+					time.Sleep(5 * time.Millisecond)
+					mustRelease(t, lock)
+				}
+			})
+		}
+		time.Sleep(100 * time.Millisecond)
+		within(t, 50*time.Millisecond, "Acquire", func() {
+			mustRelease(t, mustAcquire(t, there, "a", distlock.Timeout(time.Second)))
+		})
+		writing.Store(false)
+		close(stop)
 		all.Wait()
 	})
 }
@@ -642,16 +969,16 @@ func TestTrace(t *testing.T) {
 		var all sync.WaitGroup
 		all.Go(func() { mustRelease(t, mustAcquire(t, l, "a")) })
 		synctest.Wait()
-		time.Sleep(50 * time.Millisecond)
+		time.Sleep(10 * time.Millisecond)
 		mustRelease(t, lock)
 		all.Wait()
 		if _, err := l.Acquire(t.Context(), ""); err == nil {
 			t.Error("no error")
 		}
 		want := []string{
-			"acquiring a exclusive 0s 0", "acquired a exclusive 0s 1",
-			"acquiring a exclusive 0s 0", "waiting a exclusive 0s 0", "released a exclusive 50ms 1",
-			"acquired a exclusive 50ms 2 passed", "released a exclusive 0s 2",
+			"acquiring a exclusive 0s 0", "acquired a exclusive 0s 1024",
+			"acquiring a exclusive 0s 0", "waiting a exclusive 0s 0", "released a exclusive 10ms 1024",
+			"acquired a exclusive 10ms 1025 passed", "released a exclusive 0s 1025",
 		}
 		slices.Sort(want[4:6]) // either may be told first
 		slices.Sort(events[4:6])
@@ -711,12 +1038,6 @@ func TestP01_Storm(t *testing.T) {
 			time.Sleep(time.Duration(n.Load()%5) * 100 * time.Microsecond)
 			if every(13) {
 				return &storeError{2}
-			}
-			return nil
-		}
-		s.pass = func(context.Context) error {
-			if every(17) {
-				return &storeError{3}
 			}
 			return nil
 		}

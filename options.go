@@ -27,13 +27,16 @@ type Options struct {
 	// Trace is told everything. Nil is none.
 	Trace *Trace
 
-	// HandoffCount is how many times in a row a holding may be passed on to the
-	// next waiter of this Locker before other processes get their turn; passing
-	// it on saves two trips to the store. Default 16; negative is never.
+	// HandoffCount is how many times a holding may be passed on within this Locker,
+	// to the next waiter or, if it is shared, to one more reader, before the store
+	// is asked again and other processes get their turn. It saves the trips to the
+	// store. What others may be granted beside (permits, readers, an upgradeable
+	// lock) is passed on only where there are no tokens. Default 64; at most 1023;
+	// negative is never.
 	HandoffCount int
 
 	// HandoffTime is how long after it came from the store a holding may still be
-	// passed on. Default 100 ms.
+	// passed on. Default 20 ms.
 	HandoffTime time.Duration
 
 	// Note is shown to people who look who holds a resource, where the store has
@@ -44,8 +47,8 @@ type Options struct {
 const (
 	defaultTTL            = 30 * time.Second
 	defaultReleaseTimeout = 5 * time.Second
-	defaultHandoffCount   = 16
-	defaultHandoffTime    = 100 * time.Millisecond
+	defaultHandoffCount   = 64
+	defaultHandoffTime    = 20 * time.Millisecond
 )
 
 // withDefaults returns o with its zero fields set, and what is wrong with it.
@@ -70,8 +73,11 @@ func (o *Options) withDefaults(info driver.Info) (Options, error) {
 			*d.field = d.value
 		}
 	}
-	if full.HandoffCount == 0 {
+	switch {
+	case full.HandoffCount == 0:
 		full.HandoffCount = defaultHandoffCount
+	case full.HandoffCount > mostHandoffs:
+		return full, badArgument("Options.HandoffCount of %d: at most %d", full.HandoffCount, mostHandoffs)
 	}
 	if full.Trace == nil {
 		full.Trace = &Trace{}
@@ -176,8 +182,10 @@ func (r *request) left() time.Duration {
 
 // start starts the clock of the timeout, if it isn't running already. Until
 // then all of the time is left; who needs the time once only can do without.
-func (r *request) start() {
+func (r *request) start() { r.startAt(time.Now()) }
+
+func (r *request) startAt(t time.Time) {
 	if r.timeout != driver.Forever && r.deadline.IsZero() {
-		r.deadline = time.Now().Add(r.timeout)
+		r.deadline = t.Add(r.timeout)
 	}
 }

@@ -24,8 +24,7 @@ func (h *holding) release(ctx context.Context) error {
 		if unwatched {
 			return nil
 		}
-		<-m.released
-		return m.result
+		return h.awaitRelease(m.watched)
 	case unwatched:
 		l.queue.Leave(&h.place)
 		return nil
@@ -40,19 +39,38 @@ func (h *holding) release(ctx context.Context) error {
 	if m.tenure == nil {
 		l.queue.Leave(&h.place)
 	} else {
-		upgrading := h.upgrading()
-		if upgrading != nil || !l.passOn(m.tenure, h) {
-			err = l.giveBack(ctx, m.tenure, h, upgrading)
-			l.queue.Leave(&h.place)
-		}
+		err = h.leave(ctx, m.tenure)
 	}
-	m.result = err
-	close(m.released)
+	h.releasedWith(m.watched, err)
 	if trace != nil {
 		e.Err = err
 		trace(e)
 	}
 	return err
+}
+
+// releasedWith notes the result of the release, for all who called it.
+func (h *holding) releasedWith(w *watched, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	w.released, w.result = true, err
+	if w.through != nil {
+		close(w.through)
+	}
+}
+
+// awaitRelease returns the result of the release that another call makes.
+func (h *holding) awaitRelease(w *watched) error {
+	h.mu.Lock()
+	if !w.released && w.through == nil {
+		w.through = make(chan struct{})
+	}
+	released, through := w.released, w.through
+	h.mu.Unlock()
+	if !released {
+		<-through
+	}
+	return w.result
 }
 
 // watchFor arranges for dropped to be called when lock is dropped.
@@ -78,19 +96,41 @@ func (h *holding) dropped() {
 	})
 }
 
-// passOn hands the tenure to the next waiter of this process, if there is one of
-// the same kind and other processes have not waited for long.
+// leave ends what the holding has of the tenure, which is given back or passed
+// on if nobody else has it.
+func (h *holding) leave(ctx context.Context, t *tenure) error {
+	l := h.locker
+	last, lost := t.leave(h)
+	if !last {
+		l.queue.Leave(&h.place)
+		if lost {
+			return h.fail("release", t.keeper.lossErr())
+		}
+		return nil
+	}
+	upgrading := h.upgrading()
+	if upgrading == nil && l.passOn(t, h) {
+		return nil
+	}
+	err := l.giveBack(ctx, t, h, upgrading)
+	l.queue.Leave(&h.place)
+	return err
+}
+
+// passOn hands the tenure, which h has left, to the next waiter of this process,
+// if there is one of the same kind and other processes have not waited for long.
 func (l *Locker) passOn(t *tenure, h *holding) bool {
-	if t.passed >= l.options.HandoffCount || time.Since(t.since) >= l.options.HandoffTime || l.gate.Closed() {
-		return false
+	return l.queue.Pass(&h.place, t, func() bool {
+		return l.mayGoOn(t) && (t.keeper == nil || !t.keeper.expired())
+	})
+}
+
+// passOrGiveUp deals with a tenure that was passed to h, which doesn't want it
+// any more.
+func (l *Locker) passOrGiveUp(t *tenure, h *holding) {
+	if !l.passOn(t, h) {
+		l.giveUp(t, h)
 	}
-	if _, ok := t.hold.(driver.Passer); !ok && t.token != 0 {
-		return false // the next holder needs a token of its own
-	}
-	if !l.reattach(t, nil) {
-		return false
-	}
-	return l.queue.Pass(&h.place, t)
 }
 
 // giveBack releases the tenure in the store, once the call of its hold that is
@@ -128,7 +168,7 @@ func (l *Locker) giveBack(ctx context.Context, t *tenure, h *holding, after <-ch
 		// No renewal may be on its way when Release returns.
 		last.cancel()
 		select {
-		case <-last.stopped:
+		case <-last.done:
 		case <-ctx.Done():
 		}
 	}
@@ -151,9 +191,9 @@ func (l *Locker) giveBack(ctx context.Context, t *tenure, h *holding, after <-ch
 
 // giveUp gives back a tenure that nobody wants any more, behind the caller's
 // back, and then the place.
-func (l *Locker) giveUp(t *tenure, h *holding, after <-chan struct{}) {
+func (l *Locker) giveUp(t *tenure, h *holding) {
 	l.inBackground(func() {
-		l.giveBack(context.Background(), t, h, after)
+		l.giveBack(context.Background(), t, h, nil)
 		l.queue.Leave(&h.place)
 	})
 }
@@ -193,7 +233,7 @@ func (l *Locker) retry(resource string, f func(ctx context.Context) error) {
 	if l.leases {
 		bound = max(bound, l.options.TTL)
 	}
-	start := now()
+	start := l.now()
 	err := ErrClosed
 	for pause := firstPause; !l.isFinished(); pause = min(2*pause, longestPause) {
 		ctx, cancel := context.WithTimeout(context.Background(), l.options.ReleaseTimeout)
@@ -202,7 +242,7 @@ func (l *Locker) retry(resource string, f func(ctx context.Context) error) {
 		if err == nil || errors.Is(err, ErrLost) {
 			return
 		}
-		if now().since(start)+pause >= bound {
+		if l.now().since(start)+pause >= bound {
 			break
 		}
 		select {

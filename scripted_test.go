@@ -26,7 +26,6 @@ type store struct {
 	tokens  bool
 	release func(ctx context.Context, h *hold) error // before the usual release
 	undo    func(ctx context.Context, r driver.Request) error
-	pass    func(ctx context.Context) error
 	upgrade func(ctx context.Context, wait time.Duration) error
 
 	mu      sync.Mutex
@@ -191,19 +190,6 @@ func (h *hold) Release(ctx context.Context) error {
 	}
 	h.store.free(h.resource, func(other *hold) bool { return other == h })
 	return nil
-}
-
-func (h *hold) Pass(ctx context.Context) (uint64, error) {
-	defer h.alone()()
-	h.store.note("pass", driver.Request{Resource: h.resource})
-	if h.store.pass != nil {
-		if err := h.store.pass(ctx); err != nil {
-			return 0, err
-		}
-	}
-	h.store.mu.Lock()
-	defer h.store.mu.Unlock()
-	return h.store.nextToken(), nil
 }
 
 func (h *hold) Upgrade(ctx context.Context, wait time.Duration) (uint64, error) {

@@ -4,47 +4,45 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/distlock-go/distlock/driver"
 )
 
-// A tenure is one grant of the store, from its arrival until it is given back.
-// Passed on from one holding to the next, it is what stays.
-type tenure struct {
-	hold   driver.Hold
-	keeper *keeper // nil: the session can't end
-	token  uint64  // of the grant; 0: none
-	since  time.Time
-	passed int
-}
-
-// A keeper keeps one session alive for all tenures that hang on it.
+// A keeper keeps one session alive for all tenures that hang on it. It has no
+// goroutine of its own but while a renewal is under way, and where the session
+// tells of its end: a schedule looks after all keepers of a Locker.
 type keeper struct {
 	locker  *Locker
 	session driver.Session
 	lease   driver.Lease
 	margin  time.Duration
 
-	// Guarded by Locker.keepersMu. A nil holding: the tenure is between two. When
-	// the last has gone, the keeper is of no use any more; that of a pooled session
-	// stays until it has something to do.
-	holders  map[*tenure]*holding
-	renewing bool
-	stopping bool
-	asleep   *time.Timer // starts the keeper's goroutine; nil: it was started at once
+	// Guarded by Locker.keepersMu. When the last tenure has gone, the keeper is of
+	// no use any more; that of a pooled session stays until it has something to do.
+	tenures []*tenure
+	room    [1]*tenure // of tenures: most have one
+	at      int        // in the schedule; -1: not in it
+	wake    time.Time  // when there is something to do, by the monotonic clock
+	dueFrom reading    // the next renewal is due when pause has passed since
+	pause   time.Duration
+	backoff time.Duration // the next pause, if the next renewal fails
+	renewal *renewal      // under way
+	gone    chan struct{} // closed when nobody needs to hear of the session's end; nil: it doesn't tell
 
 	mu    sync.Mutex
 	valid reading // the session is known to have lived then
 	err   error   // why it is lost
+}
 
-	stop    context.CancelFunc // no renewal starts any more
-	stopped chan struct{}      // and none is under way
-	cancel  context.CancelFunc // ends the renewal under way
+// A renewal is one that is under way.
+type renewal struct {
+	sent     reading
+	cancel   context.CancelFunc
+	done     chan struct{} // closed when it has returned
+	unwanted bool          // it was canceled; guarded by Locker.keepersMu
 }
 
 // Of a lease of TTL, a tenth is kept back: it has to cover the drift between
@@ -52,276 +50,223 @@ type keeper struct {
 // docs/design.md.
 const marginPart = 10
 
-// longestNap bounds how late a keeper notices that the clocks jumped: its
-// timers run on the monotonic clock, which stands still while the machine
-// sleeps.
-const longestNap = time.Second
-
 // attach hangs the tenure on its session, which is known to have lived at
 // sent. It reports false if the session has ended already.
-func (l *Locker) attach(t *tenure, s driver.Session, sent reading, h *holding) bool {
+func (l *Locker) attach(t *tenure, s driver.Session, sent reading) bool {
 	if s == nil {
 		return true
 	}
 	l.keepersMu.Lock()
 	defer l.keepersMu.Unlock()
 	k := l.keepers[s]
-	switch {
-	case k != nil && (k.lost() || len(k.holders) > 0 && k.expired()):
-		return false
-	case k != nil && len(k.holders) == 0 && !k.stopping:
+	if k == nil {
+		k = l.newKeeper(s, sent)
+	} else if len(k.tenures) == 0 {
 		k.confirm(sent)
-		if k.expired() {
-			return false
-		}
-	case k == nil || len(k.holders) == 0:
-		var before <-chan struct{}
-		if k != nil {
-			before = k.stopped
-		}
-		lease := s.Lease()
-		if lease.Every <= 0 {
-			lease.Every = lease.TTL / 3
-		}
-		if lease.Every <= 0 {
-			lease.Every = driver.Forever
-		}
-		k = &keeper{
-			locker: l, session: s, lease: lease, margin: lease.TTL / marginPart,
-			holders: make(map[*tenure]*holding),
-			valid:   sent, stopped: make(chan struct{}),
-		}
-		if k.expired() {
-			return false
-		}
-		var running, renewing context.Context
-		running, k.stop = context.WithCancel(context.Background())
-		renewing, k.cancel = context.WithCancel(context.Background())
+	}
+	if k.expired() {
+		return false
+	}
+	if l.keepers[s] != k {
 		l.keepers[s] = k
-		if before == nil && s.Lost() == nil {
-			// Most locks are held for less than a keeper may nap.
-			k.asleep = time.AfterFunc(k.nap(sent, lease.Every), func() { k.run(running, renewing, nil) })
-		} else {
-			go k.run(running, renewing, before)
-		}
+		k.watch()
 	}
 	t.keeper = k
-	k.holders[t] = h
+	t.at = len(k.tenures)
+	k.tenures = append(k.tenures, t)
+	if k.at < 0 {
+		l.schedule.add(k, sent)
+	}
 	return true
 }
 
-// reattach gives the tenure, on its way from one holding to another, its new
-// holder (or none, while it is on its way). It reports false if the session
-// has ended.
-func (l *Locker) reattach(t *tenure, h *holding) bool {
-	if t.keeper == nil {
-		return true
+func (l *Locker) newKeeper(s driver.Session, sent reading) *keeper {
+	lease := s.Lease()
+	if lease.Every <= 0 {
+		lease.Every = lease.TTL / 3
 	}
-	l.keepersMu.Lock()
-	defer l.keepersMu.Unlock()
-	if _, ok := t.keeper.holders[t]; !ok || t.keeper.expired() {
-		return false
+	if lease.Every <= 0 {
+		lease.Every = driver.Forever
 	}
-	t.keeper.holders[t] = h
-	return true
+	k := &keeper{
+		locker: l, session: s, lease: lease, margin: lease.TTL / marginPart,
+		at: -1, dueFrom: sent, pause: lease.Every, valid: sent,
+	}
+	k.tenures, k.backoff = k.room[:0], k.retryPause()
+	return k
 }
 
-// detach takes the tenure off its session. It returns the keeper if that was
-// the last one; no renewal starts any more then.
-func (l *Locker) detach(t *tenure) *keeper {
+// watch waits for news of the session's end, if it gives any.
+func (k *keeper) watch() {
+	ended := k.session.Lost()
+	if ended == nil {
+		return
+	}
+	gone := make(chan struct{})
+	k.gone = gone
+	go func() {
+		select {
+		case <-ended:
+			if !k.endIfIdle() {
+				k.lose(fmt.Errorf("%w: the session ended", ErrLost))
+			}
+		case <-gone:
+		}
+	}()
+}
+
+// detach takes the tenure off its session. If that was the last one, no renewal
+// starts any more, and it returns the one that is under way.
+func (l *Locker) detach(t *tenure) *renewal {
 	k := t.keeper
 	if k == nil {
 		return nil
 	}
 	l.keepersMu.Lock()
 	defer l.keepersMu.Unlock()
-	if _, ok := k.holders[t]; !ok {
+	last := len(k.tenures) - 1
+	if t.at > last || k.tenures[t.at] != t {
+		return nil // it was lost
+	}
+	k.tenures[t.at] = k.tenures[last]
+	k.tenures[t.at].at = t.at
+	k.tenures[last] = nil
+	k.tenures = k.tenures[:last]
+	if last > 0 {
 		return nil
 	}
-	delete(k.holders, t)
-	if len(k.holders) > 0 || k.lease.Pooled && !k.renewing {
-		return nil
+	if k.renewal != nil {
+		k.renewal.unwanted = true
+	} else if !k.lease.Pooled {
+		k.end()
 	}
-	if k.end(); k.ended() {
-		return nil
-	}
-	return k
+	return k.renewal
 }
 
-// end makes the keeper stop. If it hasn't begun to run, it has ended then.
-// Locker.keepersMu is held.
+// end ends the keeper. Locker.keepersMu is held.
 func (k *keeper) end() {
-	k.stopping = true
-	k.stop()
-	if k.asleep != nil && k.asleep.Stop() {
-		k.cancel()
-		close(k.stopped)
+	k.leaveSchedule()
+	if k.locker.keepers[k.session] == k {
 		delete(k.locker.keepers, k.session)
 	}
 }
 
-// ended reports whether the keeper is through.
-func (k *keeper) ended() bool {
-	select {
-	case <-k.stopped:
-		return true
-	default:
-		return false
+// leaveSchedule ends the looking after the session. Locker.keepersMu is held.
+func (k *keeper) leaveSchedule() {
+	k.locker.schedule.remove(k)
+	if k.gone != nil {
+		close(k.gone)
+		k.gone = nil
 	}
 }
 
-// stopIdle stops the keepers that are there for grants to come.
-func (l *Locker) stopIdle(ctx context.Context) {
+// endIfIdle ends the keeper if nothing hangs on its session.
+func (k *keeper) endIfIdle() bool {
+	k.locker.keepersMu.Lock()
+	defer k.locker.keepersMu.Unlock()
+	if len(k.tenures) > 0 {
+		return false
+	}
+	if k.renewal == nil {
+		k.end()
+	}
+	return true
+}
+
+// stopKeeping ends the keepers that are there for grants to come, and waits for
+// renewals that are under way.
+func (l *Locker) stopKeeping(ctx context.Context) {
 	l.keepersMu.Lock()
-	keepers := slices.Collect(maps.Values(l.keepers))
-	l.keepersMu.Unlock()
-	for _, k := range keepers {
-		if !k.idle() {
-			continue
+	l.schedule.stop()
+	var underWay []*renewal
+	for _, k := range l.keepers {
+		if k.renewal != nil {
+			underWay = append(underWay, k.renewal)
 		}
+		k.leaveSchedule()
+	}
+	l.keepersMu.Unlock()
+	for _, r := range underWay {
+		r.cancel()
 		select {
-		case <-k.stopped:
+		case <-r.done:
 		case <-ctx.Done():
 		}
 	}
 }
 
-// idle reports whether nothing hangs on the session. The keeper stops then.
-func (k *keeper) idle() bool {
-	k.locker.keepersMu.Lock()
-	defer k.locker.keepersMu.Unlock()
-	if len(k.holders) > 0 {
+// look does what is to be done for the session now. It reports true if the session
+// is to be declared lost. Locker.keepersMu is held.
+func (k *keeper) look(n reading) (expired bool) {
+	expired = k.lease.TTL > 0 && k.left(n) <= 0
+	due := n.since(k.dueFrom) >= k.pause
+	switch {
+	case len(k.tenures) == 0 && k.renewal != nil:
+		return false // renewed goes on from there
+	case len(k.tenures) == 0 && (expired || due):
+		k.end()
 		return false
+	case expired && len(k.tenures) > 0:
+		return true
+	case due && k.renewal == nil:
+		k.renew()
 	}
-	k.end()
-	return true
+	k.locker.schedule.add(k, n)
+	return false
 }
 
-// beginRenewal reports whether the session is to be renewed: no renewal may
-// begin after the last release.
-func (k *keeper) beginRenewal() bool {
-	k.locker.keepersMu.Lock()
-	defer k.locker.keepersMu.Unlock()
-	k.renewing = len(k.holders) > 0
-	return k.renewing
-}
-
-func (k *keeper) endRenewal() {
-	k.locker.keepersMu.Lock()
-	defer k.locker.keepersMu.Unlock()
-	k.renewing = false
-}
-
-// forget is called when the keeper has stopped. A lost one is remembered until
-// no grant on its session can be under way any more: what is granted there ends
-// with the session, whenever it was asked for.
-func (l *Locker) forget(k *keeper) {
-	close(k.stopped)
-	if k.lost() {
-		time.AfterFunc(max(k.lease.TTL, time.Minute), func() { l.drop(k) })
-	} else {
-		l.drop(k)
-	}
-}
-
-func (l *Locker) drop(k *keeper) {
-	l.keepersMu.Lock()
-	defer l.keepersMu.Unlock()
-	if l.keepers[k.session] == k {
-		delete(l.keepers, k.session)
-	}
-}
-
-// A renewal is the outcome of one.
-type renewal struct{ err error }
-
-// run keeps the session alive until it is stopped or lost. If there was a keeper
-// before, its last renewal may still be under way until before is closed, and
-// none may run beside it.
-func (k *keeper) run(running, renewing context.Context, before <-chan struct{}) {
-	defer func() {
-		k.cancel()
-		if before != nil {
-			<-before
-		}
-		k.locker.forget(k)
-	}()
-	var (
-		timer   = time.NewTimer(0)
-		done    chan renewal // the one under way
-		sent    reading      // when that was sent
-		dueFrom = k.lastValid()
-		pause   = k.lease.Every
-		backoff = k.retryPause()
-	)
-	defer timer.Stop()
-	if before != nil {
-		pause = driver.Forever
-	}
-	for {
-		timer.Reset(k.nap(dueFrom, pause))
-		select {
-		case <-running.Done():
-			if done != nil {
-				<-done
-			}
-			return
-		case <-before:
-			before, pause = nil, k.lease.Every
-		case <-k.session.Lost():
-			if !k.idle() {
-				k.lose(fmt.Errorf("%w: the session ended", ErrLost))
-			}
-		case r := <-done:
-			done = nil
-			k.endRenewal()
-			switch err := r.err; {
-			case err == nil:
-				k.confirm(sent)
-				dueFrom, pause, backoff = sent, k.lease.Every, k.retryPause()
-			case errors.Is(err, ErrLost):
-				k.lose(err)
-			default:
-				go k.renewalFailed(err) // it calls application code
-				dueFrom, pause = now(), jitter(backoff)
-				backoff = min(2*backoff, k.attemptTimeout())
-			}
-		case <-timer.C:
-		}
-		expired, due := k.expired(), now().since(dueFrom) >= pause
-		if (expired || due) && k.idle() {
-			continue // it has been told to stop
-		}
-		if expired {
-			k.lose(fmt.Errorf("%w: the lease of %v could not be renewed in time", ErrLost, k.lease.TTL))
-		}
-		if k.lost() {
-			if done != nil {
-				k.cancel()
-				<-done
-			}
-			return
-		}
-		if due && done == nil && k.beginRenewal() {
-			done, sent = make(chan renewal, 1), now()
-			go func() {
-				ctx, cancel := context.WithTimeout(renewing, k.attemptTimeout())
-				defer cancel()
-				done <- renewal{k.session.Renew(ctx)}
-			}()
-			dueFrom, pause = sent, driver.Forever // nothing is due until it is done
-		}
-	}
-}
-
-// nap returns how long the keeper may sleep.
-func (k *keeper) nap(dueFrom reading, pause time.Duration) time.Duration {
-	n := now()
-	nap := pause - n.since(dueFrom)
+// next returns when there is something to do for the session.
+func (k *keeper) next(n reading) time.Time {
+	pause := k.pause - n.since(k.dueFrom)
 	if k.lease.TTL > 0 {
-		nap = min(nap, k.left(n), longestNap)
+		pause = min(pause, k.left(n))
 	}
-	return max(nap, 0)
+	return n.t.Add(max(pause, 0))
+}
+
+// renew starts a renewal. Locker.keepersMu is held.
+func (k *keeper) renew() {
+	ctx, cancel := context.WithTimeout(context.Background(), k.attemptTimeout())
+	r := &renewal{sent: k.locker.now(), cancel: cancel, done: make(chan struct{})}
+	k.renewal = r
+	k.dueFrom, k.pause = r.sent, driver.Forever // nothing is due until it is done
+	go func() {
+		defer close(r.done)
+		defer cancel()
+		k.renewed(r, k.session.Renew(ctx))
+	}()
+}
+
+// renewed notes the outcome of a renewal.
+func (k *keeper) renewed(r *renewal, err error) {
+	l := k.locker
+	l.keepersMu.Lock()
+	k.renewal = nil
+	n := l.now()
+	switch {
+	case err == nil:
+		k.confirm(r.sent)
+		k.dueFrom, k.pause, k.backoff = r.sent, k.lease.Every, k.retryPause()
+	case r.unwanted:
+		k.dueFrom, k.pause = n, k.lease.Every
+	default:
+		k.dueFrom, k.pause = n, jitter(k.backoff)
+		k.backoff = min(2*k.backoff, k.attemptTimeout())
+		if !errors.Is(err, ErrLost) && len(k.tenures) > 0 {
+			go k.renewalFailed(err) // it calls application code
+		}
+	}
+	switch {
+	case k.lost():
+	case len(k.tenures) > 0 || k.lease.Pooled:
+		l.schedule.add(k, n)
+	default:
+		k.end()
+	}
+	l.keepersMu.Unlock()
+	if errors.Is(err, ErrLost) {
+		k.lose(err)
+	}
 }
 
 // attemptTimeout bounds one renewal, so that several fit into a lease.
@@ -343,17 +288,29 @@ func (k *keeper) lastValid() reading {
 	return k.valid
 }
 
+// confirm notes that the session lived at sent. What was sent earlier may be
+// answered later.
 func (k *keeper) confirm(sent reading) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.valid = sent
+	if sent.t.After(k.valid.t) {
+		k.valid = sent
+	}
 }
 
-func (k *keeper) lost() bool {
+// ranOut is the error of a lease that could not be renewed.
+func (k *keeper) ranOut() error {
+	return fmt.Errorf("%w: the lease of %v could not be renewed in time", ErrLost, k.lease.TTL)
+}
+
+// lossErr returns why the session is lost, or nil.
+func (k *keeper) lossErr() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.err != nil
+	return k.err
 }
+
+func (k *keeper) lost() bool { return k.lossErr() != nil }
 
 // left returns how long the session can be relied on, without a clock that
 // says otherwise.
@@ -365,7 +322,7 @@ func (k *keeper) left(n reading) time.Duration {
 }
 
 func (k *keeper) expired() bool {
-	return k.lease.TTL > 0 && k.left(now()) <= 0 || k.lost()
+	return k.lease.TTL > 0 && k.left(k.locker.now()) <= 0 || k.lost()
 }
 
 // lose ends all holdings on the session. The holders are told first, and the
@@ -374,51 +331,66 @@ func (k *keeper) expired() bool {
 func (k *keeper) lose(err error) {
 	l := k.locker
 	l.keepersMu.Lock()
-	holders := k.holders
-	if len(holders) == 0 { // lost already, or given back
+	tenures := k.tenures
+	if len(tenures) == 0 { // lost already, or given back
 		l.keepersMu.Unlock()
 		return
 	}
-	k.holders = nil
+	k.tenures = nil
+	k.leaveSchedule()
+	underWay := k.renewal
 	k.mu.Lock()
 	k.err = err
 	k.mu.Unlock()
 	l.keepersMu.Unlock()
 
 	var lost []*holding
-	for _, h := range holders {
-		if h != nil && h.endAsLost(err) {
-			lost = append(lost, h)
+	for _, t := range tenures {
+		for _, h := range t.end() {
+			if h.endAsLost(err) {
+				lost = append(lost, h)
+			}
 		}
 	}
 	// The caller may be application code that asks Err, and the rest calls
 	// application code.
 	l.inBackground(func() {
 		k.session.Abandon()
-		k.stop()
-		k.cancel()
+		if underWay != nil {
+			underWay.cancel()
+		}
+		// The loss is remembered until no grant on the session can be under way any
+		// more: what is granted there ends with it, whenever it was asked for.
+		time.AfterFunc(max(k.lease.TTL, time.Minute), func() { l.forget(k) })
 		for _, h := range lost {
 			h.afterLoss()
 		}
 	})
 }
 
+func (l *Locker) forget(k *keeper) {
+	l.keepersMu.Lock()
+	defer l.keepersMu.Unlock()
+	if l.keepers[k.session] == k {
+		delete(l.keepers, k.session)
+	}
+}
+
 func (k *keeper) renewalFailed(err error) {
 	l := k.locker
 	l.keepersMu.Lock()
 	var resource string
-	for _, h := range k.holders {
-		if h != nil {
-			resource = h.resource()
+	for _, t := range k.tenures {
+		if resource = t.resource(); resource != "" {
 			break
 		}
 	}
-	n := len(k.holders)
+	n := len(k.tenures)
 	l.keepersMu.Unlock()
 	if n == 0 {
 		return
 	}
-	left := k.left(now())
+	left := k.left(k.locker.now())
 	l.report("renewal failed", l.options.Trace.RenewalFailed, Event{
 		Backend: l.name, Resource: resource, Duration: left, Err: err,
 	})

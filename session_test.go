@@ -494,6 +494,56 @@ func TestP16_DroppedLockIsReportedAndItsRenewalStops(t *testing.T) {
 	}
 }
 
+// Whatever function acquires, the site is the application's line.
+func TestP16_SiteIsWhereTheApplicationCalls(t *testing.T) {
+	for _, b := range []driver.Backend{newStore(), locallock.New()} {
+		var site string
+		l := distlock.New(b, &distlock.Options{Trace: &distlock.Trace{Released: func(e distlock.Event) { site = e.Site }}})
+		defer l.Close()
+		for name, call := range map[string]func() int{
+			"Acquire": func() int {
+				lock, err := l.Acquire(t.Context(), "a")
+				if err == nil {
+					err = lock.Release()
+				}
+				return lineBefore(t, err, 4)
+			},
+			"TryAcquire": func() int {
+				lock, err := l.TryAcquire(t.Context(), "a")
+				if err == nil {
+					err = lock.Release()
+				}
+				return lineBefore(t, err, 4)
+			},
+			"AcquireAll": func() int {
+				lock, err := l.AcquireAll(t.Context(), []string{"a", "b"})
+				if err == nil {
+					err = lock.Release()
+				}
+				return lineBefore(t, err, 4)
+			},
+			"Do": func() int {
+				err := l.Do(t.Context(), "a", func(context.Context) error { return nil })
+				return lineBefore(t, err, 1)
+			},
+		} {
+			if want := fmt.Sprintf("session_test.go:%d", call()); !strings.HasSuffix(site, want) {
+				t.Errorf("%s on %s: site %q, want %s", name, b.Info().Name, site, want)
+			}
+		}
+	}
+}
+
+// lineBefore returns the number of the line that is n before the caller's.
+func lineBefore(t *testing.T, err error, n int) int {
+	t.Helper()
+	if err != nil {
+		t.Error(err)
+	}
+	_, _, line, _ := runtime.Caller(1)
+	return line - n
+}
+
 // collect runs the garbage collector until it finds something.
 func collect(t *testing.T, dropped <-chan distlock.Event) distlock.Event {
 	t.Helper()
@@ -734,5 +784,85 @@ func TestP11_GrantOnAPooledSessionThatEndedIsLost(t *testing.T) {
 		close(next.lost)
 		<-lock.Done()
 		wantErr(t, lock.Release(), []error{distlock.ErrLost})
+	})
+}
+
+// manyLeases grants everything, each on a lease of its own.
+type manyLeases struct{ renewals atomic.Int64 }
+
+type oneLease struct {
+	store *manyLeases
+	ttl   time.Duration
+}
+
+func (*manyLeases) Info() driver.Info {
+	return driver.Info{Name: "many", Modes: driver.ModesOf(driver.Exclusive), MinTTL: time.Second, MaxTTL: time.Hour}
+}
+
+func (m *manyLeases) Acquire(_ context.Context, r driver.Request) (driver.Grant, error) {
+	s := &oneLease{m, r.TTL}
+	return driver.Grant{Hold: s, Session: s, Token: 1}, nil
+}
+
+func (*manyLeases) Close() error                { return nil }
+func (*oneLease) Release(context.Context) error { return nil }
+func (s *oneLease) Lease() driver.Lease         { return driver.Lease{TTL: s.ttl} }
+func (s *oneLease) Renew(context.Context) error { s.store.renewals.Add(1); return nil }
+func (*oneLease) Lost() <-chan struct{}         { return nil }
+func (*oneLease) Abandon()                      {}
+
+// A lock that is held costs memory, and neither a goroutine nor a timer.
+func TestP20_HundredThousandLeases(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const n = 100_000
+		s := &manyLeases{}
+		l := distlock.New(s, nil)
+		defer l.Close()
+		locks := make([]*distlock.Lock, n)
+		names := make([]string, n)
+		for i := range names {
+			names[i] = fmt.Sprintf("product:%d", i)
+		}
+		heap := func() uint64 {
+			runtime.GC()
+			runtime.GC()
+			var m runtime.MemStats
+			runtime.ReadMemStats(&m)
+			return m.HeapAlloc
+		}
+		before, goroutines := heap(), runtime.NumGoroutine()
+		for i, name := range names {
+			lock, err := l.Acquire(t.Context(), name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			locks[i] = lock
+			if i%1000 == 0 {
+				time.Sleep(time.Millisecond)
+			}
+		}
+		synctest.Wait()
+		if each := (heap() - before) / n; each >= 1024 {
+			t.Errorf("a lock that is held takes %d bytes", each)
+		} else {
+			t.Logf("%d bytes each", each)
+		}
+		if more := runtime.NumGoroutine() - goroutines; more > 10 {
+			t.Errorf("%d goroutines for %d locks", more, n)
+		}
+		time.Sleep(15 * time.Second)
+		if got := s.renewals.Load(); got != n {
+			t.Errorf("%d renewals of %d locks in 15 s", got, n)
+		}
+		for _, lock := range locks {
+			if err := lock.Release(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got := s.renewals.Load()
+		time.Sleep(time.Minute)
+		if s.renewals.Load() != got {
+			t.Error("renewed after the release")
+		}
 	})
 }

@@ -30,7 +30,8 @@ func (h *holding) tryUpgrade(ctx context.Context, r *request) error {
 	if ctx.Err() != nil {
 		return ended(ctx, false)
 	}
-	defer l.work()()
+	l.begin()
+	defer l.end()
 	done, err := h.beginUpgrade()
 	if err != nil {
 		return err
@@ -86,7 +87,7 @@ func (h *holding) tryUpgrade(ctx context.Context, r *request) error {
 		done()
 	default:
 		done()
-		return h.upgraded(a.grant.Token)
+		return h.upgraded(t, a.grant.Token)
 	}
 	if e := h.over(); e != nil {
 		return e
@@ -137,7 +138,13 @@ func (h *holding) upgrading() <-chan struct{} {
 }
 
 // upgraded notes the new token.
-func (h *holding) upgraded(token uint64) error {
+func (h *holding) upgraded(t *tenure, store uint64) error {
+	token, err := fencingToken(store)
+	if err != nil {
+		h.notUpgraded(t, err)
+		return err
+	}
+	token = t.upgraded(token)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.more.token = token

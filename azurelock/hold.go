@@ -167,25 +167,6 @@ func (h *hold) marked(ctx context.Context) bool {
 	return seen.get(medallionMarker) != nil
 }
 
-// Pass returns a new token for the next owner, or zero without Options.Fencing.
-func (h *hold) Pass(ctx context.Context) (uint64, error) {
-	left, over, _ := h.state()
-	if over {
-		return 0, driver.ErrLost
-	}
-	if !h.backend.o.Fencing {
-		return 0, nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, left)
-	defer cancel()
-	token, err := h.backend.count(ctx, h)
-	if err != nil && meansGone(err) {
-		h.set(func() { h.lost = true })
-		return 0, lost(err)
-	}
-	return token, err
-}
-
 // Abandon sees to it that a renewal that is still on its way doesn't bring the
 // lease back, for nobody: it is released, but not before it has run out, so that
 // nothing is set free that the holder had been promised.

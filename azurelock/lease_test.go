@@ -128,9 +128,6 @@ func TestExpiredLeaseIsLeftAlone(t *testing.T) {
 	if err := g.Hold.Release(t.Context()); !errors.Is(err, driver.ErrLost) {
 		t.Errorf("release: %v", err)
 	}
-	if _, err := g.Hold.(driver.Passer).Pass(t.Context()); !errors.Is(err, driver.ErrLost) {
-		t.Errorf("pass: %v", err)
-	}
 	if got := p.operations()[n:]; len(got) > 0 {
 		t.Errorf("after the end of the lease: %v", got)
 	}

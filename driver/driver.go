@@ -15,7 +15,7 @@
 // # Concurrency
 //
 // Every method of a [Backend] may be called from many goroutines at once, also
-// for the same resource. On one [Hold] the calls Upgrade, Pass and Release are
+// for the same resource. On one [Hold] the calls Upgrade and Release are
 // never concurrent with each other. On one [Session] at most one Renew runs at
 // a time, but it may run beside any method of the holds on that session, and
 // beside Acquire.
@@ -141,10 +141,11 @@ type Info struct {
 	PollMin, PollMax time.Duration
 
 	// AnswersWithin, if not zero, bounds each trip to the store that Acquire (with
-	// Request.Wait zero), Pass and Release make, whatever the store does, and also
-	// if their context never ends. Package distlock then calls them in the caller's
-	// own goroutine where that can't make the caller late, and saves the change
-	// from one to another.
+	// Request.Wait zero) and Release make, whatever the store does, and also if
+	// their context never ends. Package distlock then calls them in the caller's own
+	// goroutine where that can't make the caller late, and saves the change from one
+	// to another: always with a bound of at most 100 ms, else where the caller has
+	// nothing that could interrupt it.
 	AnswersWithin time.Duration
 }
 
@@ -242,7 +243,9 @@ type Grant struct {
 	// Token is the fencing token: larger than that of every earlier grant of the
 	// resource in any mode that shares its name space, whatever happened to
 	// sessions, processes and the store in between. Zero means that the backend,
-	// as configured, has none.
+	// as configured, has none; 1<<53-1 is the largest that can be used. What the
+	// application sees is larger: package distlock hands one grant on to several
+	// holdings, and appends a count of them.
 	Token uint64
 
 	// Session is what the holding's life hangs on: one value, of a comparable
@@ -277,16 +280,6 @@ type Upgrader interface {
 	// was before; if the outcome is unknown, it may also be exclusive, and Upgrade
 	// may be called again.
 	Upgrade(ctx context.Context, wait time.Duration) (token uint64, err error)
-}
-
-// Passer is implemented by holds that can be passed on to another goroutine of
-// this process without letting go in the store.
-type Passer interface {
-	// Pass returns a new and larger token for the next owner, or zero where the
-	// backend has none. After an error package distlock releases the hold. Where
-	// there are tokens, a hold that was lost gets an error and no token: it would
-	// be larger than that of whoever holds the resource now.
-	Pass(ctx context.Context) (token uint64, err error)
 }
 
 // Session is what holdings hang on: a lease, a connection, a descriptor.

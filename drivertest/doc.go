@@ -37,7 +37,7 @@
 //	}
 //
 // That is all there is to it. What a backend can do beyond the minimum (modes,
-// leases, driver.Passer, driver.Upgrader, driver.Undoer, driver.Inspector) the
+// leases, driver.Upgrader, driver.Undoer, driver.Inspector) the
 // suite finds out by itself. What it can't be put to must be declared in
 // [Harness.Omit], with the reason; Run logs what was left out.
 //

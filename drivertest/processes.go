@@ -225,7 +225,7 @@ var processes = throughDistlock([]clause{
 		}
 	}},
 	{name: "P14_token_grows_over_processes", needs: "Process tokens", real: true, run: func(t *trial) {
-		b := t.open()
+		here := t.locker(nil)
 		p, q := t.process(), t.process()
 		name := t.resource()
 		var l ladder
@@ -236,9 +236,10 @@ var processes = throughDistlock([]clause{
 				l.next(t, r.Token, "of another process")
 				p.ask(order{Do: "release", Name: name}).mustSucceed(t)
 			}
-			g := t.hold(b, name)
-			l.next(t, g.Token, "after those of other processes")
-			t.release(g)
+			lock := t.lock(here, name)
+			token, _ := lock.Token()
+			l.next(t, token, "after those of other processes")
+			t.unlock(lock)
 		}
 	}},
 	{name: "P15_killed_holder_is_replaced", needs: "Process", real: true, run: func(t *trial) {

@@ -303,25 +303,6 @@ func (h *hold) release() error {
 	return nil
 }
 
-func (h *hold) Pass(context.Context) (uint64, error) {
-	s, r := h.memory.store, h.record
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.expire()
-	switch {
-	case s.is("Pass keeps the token"):
-		return r.token, nil
-	case s.is("Pass lets go"):
-		s.remove(r)
-	case s.is("Pass of what is lost succeeds"):
-	case r.lost || r.released:
-		return 0, driver.ErrLost
-	}
-	s.tokens++
-	r.token = s.tokens
-	return r.token, nil
-}
-
 func (h *hold) Upgrade(ctx context.Context, wait time.Duration) (uint64, error) {
 	s, r := h.memory.store, h.record
 	var over <-chan time.Time

@@ -105,31 +105,6 @@ var releasing = []clause{
 		t.held(witness, name, "after the holder before, whose lease had run out, released")
 		t.release(next)
 	}},
-	{name: "P09_pass_keeps_the_holding", run: func(t *trial) {
-		a, b := t.two()
-		name := t.resource()
-		g := t.hold(a, name)
-		t.pass(g)
-		t.held(b, name, "though it was only passed on")
-		t.release(g)
-		t.free(b, t.request(b, name, driver.Exclusive), "after it was passed on and released")
-	}},
-	{name: "P11_pass_after_loss_fails", needs: "Sever tokens", run: func(t *trial) {
-		a, b := t.two()
-		name := t.resource()
-		r := t.request(a, name, driver.Exclusive)
-		g := t.get(a, r)
-		p := t.passer(g)
-		t.h.Sever(t, a, r, g)
-		t.take(b, t.request(b, name, driver.Exclusive))
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		token, err := p.Pass(ctx)
-		t.saw(err)
-		if err == nil {
-			t.Fatalf("Pass gave out token %d for what another holds", token)
-		}
-	}},
 	{name: "P10_S32_backend_works_on_after_loss", needs: "Sever", run: func(t *trial) {
 		b := t.open()
 		name := t.resource()
@@ -206,27 +181,6 @@ func (t *trial) takeExpired(b driver.Backend, name string, g driver.Grant) drive
 // expirySlack is how much longer than its lease a dead holder may keep others
 // out.
 func expirySlack(g driver.Grant) time.Duration { return prompt + g.Session.Lease().TTL/4 }
-
-// passer returns the hold as a driver.Passer, or skips the case.
-func (t *trial) passer(g driver.Grant) driver.Passer {
-	p, ok := g.Hold.(driver.Passer)
-	if !ok {
-		t.Skip("the backend's holds are no driver.Passer")
-	}
-	return p
-}
-
-// pass passes the hold on and returns the new token.
-func (t *trial) pass(g driver.Grant) uint64 {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	token, err := t.passer(g).Pass(ctx)
-	if err != nil {
-		t.Fatalf("Pass: %v", err)
-	}
-	return token
-}
 
 // reportsLoss fails the case if the session doesn't own up to its end in time.
 func (t *trial) reportsLoss(g driver.Grant, why string) {

@@ -24,29 +24,29 @@ import (
 // happens during the write.
 const slotSize = 512
 
-// lastToken is the largest number that is given out: package distlock puts 16
+// lastToken is the largest number that is given out: package distlock puts 10
 // bits of its own behind it.
-const lastToken = 1<<47 - 1
+const lastToken = 1<<53 - 1
 
-// clockToken is what a count begins with: the time since 1970 in units of 2^15 ns
-// (33 µs), which reaches lastToken in the year 2116.
-func clockToken(t time.Time) uint64 { return uint64(t.UnixNano()) >> 15 }
+// clockToken is what a count begins with: the microseconds since 1970, which reach
+// lastToken in the year 2255.
+func clockToken(t time.Time) uint64 { return uint64(t.UnixMicro()) }
 
 // leap is added to the count when numbers may have been taken back: the system
 // was started anew, and what it had not yet written to the disk is gone, or a
 // line can't be read. It is more than is granted between two flushes, which
-// Linux makes after half a minute. The clock makes as many in nine minutes, so
-// that only a system that starts more often than that for years gets ahead of
-// it; and from there five million starts lead to lastToken.
+// Linux makes after half a minute. The clock makes as many in 17 seconds, so that
+// a count gets far ahead of it only on a system that starts more often than that;
+// and there are hundreds of millions of leaps between the clock and lastToken.
 const leap = 1 << 24
 
 // guardTimeout bounds the wait for others who read and write the same fence,
 // which takes them microseconds.
 const guardTimeout = 5 * time.Second
 
-// answersWithin bounds a single try where it is a matter of system calls on local
-// files: for as long it waits for the fence.
-const answersWithin = time.Second
+// answersWithin bounds a try where it is a matter of system calls on local files:
+// for as long it waits for the fence, which then is as good as held.
+const answersWithin = 100 * time.Millisecond
 
 // A note is one line of a fence file: one grant.
 type note struct {

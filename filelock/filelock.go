@@ -72,16 +72,16 @@
 // # Tokens
 //
 // Every grant counts up a number in the .fence file, which starts at the clock
-// (time since 1970 in units of 2^15 ns, that is 33 µs) and is text: cat shows the
-// last two holders. It stays below 2^47: the clock reaches that in 2116. The
+// (microseconds since 1970) and is text: cat shows the last two holders. It stays
+// below 2^53: the clock reaches that in 2255. [distlock.Lock.Token] has ten bits more. The
 // numbers are written without waiting for the disk. What a power cut can take
 // back is made good by the system's boot ID in the file: in a new boot
 // the count leaps by more than was ever handed out since the last flush, or to
 // the clock. On network mounts each number is flushed instead. A file without a
 // readable number is an error, never a smaller number; a file that was removed
 // starts a new count at the clock, which is larger unless the clock was set back,
-// locks were taken faster than one in 33 µs, or the count had leapt in the nine
-// minutes before.
+// locks were taken faster than one in a microsecond, or the count had leapt in
+// the 17 seconds before.
 //
 // # Limits
 //
@@ -105,9 +105,10 @@
 // killed parent's lock, also one that was taken later in a file that was open when
 // the child was made; it doesn't keep one that the parent releases.
 //
-// On Linux, on local file systems, locks are asked for and released in the caller's
-// goroutine if his context can't end and his timeout is a second or more. If the
-// disk hangs, he hangs with it.
+// On Linux, on local file systems, a lock is first tried, and is released, in the
+// caller's own goroutine: these are a few system calls that don't wait. But if the
+// disk hangs, or is slow with the first grant of a resource, the caller is held up
+// for as long, whatever his context says.
 package filelock
 
 import (
@@ -267,8 +268,8 @@ func (b *Backend) grant(ctx context.Context, n *name, r driver.Request) (driver.
 		most = answersWithin
 	}
 	token, err := h.count(ctx, r.Mode, most)
-	if errors.Is(err, errBusy) && r.Wait == 0 && r.Queue {
-		err = driver.ErrHeld // he comes back, and has more time then
+	if errors.Is(err, errBusy) && most == answersWithin {
+		err = driver.ErrHeld // who has time for it learns more
 	}
 	if err == nil && !b.add(h) {
 		err = errClosed
@@ -403,13 +404,6 @@ func (h *hold) Release(context.Context) error {
 		return err
 	}
 	return nil // whatever hid the file's name, the lock is off it
-}
-
-// Pass returns a new token for the next owner.
-func (h *hold) Pass(ctx context.Context) (uint64, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.count(ctx, h.mode, answersWithin)
 }
 
 // Abandon frees what is left.

@@ -233,6 +233,9 @@ func (h *hold) Upgrade(ctx context.Context, wait time.Duration) (uint64, error) 
 		if h.held != nil {
 			_, _ = h.held.file.fcntl(unix.F_UNLCK, readers)
 		}
+		if errors.Is(err, errBusy) && wait == 0 {
+			err = driver.ErrHeld
+		}
 		return 0, err
 	}
 	h.mode = driver.Exclusive

@@ -63,13 +63,14 @@ type Backend struct {
 
 // New returns a backend with a store of its own.
 func New() *Backend {
-	return &Backend{queue: queue.New(false), gate: queue.NewGate()}
+	q := queue.New(false)
+	return &Backend{queue: q, gate: q.NewGate()}
 }
 
 // Share returns another backend on the same store: a lock that is held through
 // one is held for the other.
 func (b *Backend) Share() *Backend {
-	return &Backend{queue: b.queue, gate: queue.NewGate()}
+	return &Backend{queue: b.queue, gate: b.queue.NewGate()}
 }
 
 // Info implements [driver.Backend].
@@ -143,8 +144,6 @@ func (h *hold) Release(context.Context) error {
 	h.backend.queue.Leave(&h.place)
 	return nil
 }
-
-func (h *hold) Pass(context.Context) (uint64, error) { return h.backend.queue.Renew(&h.place), nil }
 
 func (h *hold) Upgrade(ctx context.Context, wait time.Duration) (uint64, error) {
 	_, err := h.backend.queue.Upgrade(ctx, &h.place, wait, h.backend.gate)

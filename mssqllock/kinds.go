@@ -169,7 +169,7 @@ func (h *hold) Upgrade(ctx context.Context, wait time.Duration) (uint64, error) 
 	h.b.mu.Lock()
 	h.mode = driver.Exclusive
 	h.b.mu.Unlock()
-	return h.Pass(ctx)
+	return h.newToken(ctx)
 }
 
 // convert tries to make the lock exclusive. It isn't canceled: what was granted

@@ -236,8 +236,8 @@ func (b *Backend) dropped(s *dbsession.Session) {
 	}
 }
 
-// Pass implements [driver.Passer].
-func (h *hold) Pass(ctx context.Context) (uint64, error) {
+// newToken returns the token of an upgrade.
+func (h *hold) newToken(ctx context.Context) (uint64, error) {
 	token, err := h.b.count(ctx, h.session)
 	if err != nil {
 		return 0, err
@@ -251,6 +251,5 @@ func (h *hold) Pass(ctx context.Context) (uint64, error) {
 var (
 	_ driver.Backend  = (*Backend)(nil)
 	_ driver.Hold     = (*hold)(nil)
-	_ driver.Passer   = (*hold)(nil)
 	_ driver.Upgrader = (*hold)(nil)
 )

@@ -238,18 +238,6 @@ func (h *hold) Release(ctx context.Context) error {
 	return err
 }
 
-// Pass implements [driver.Passer].
-func (h *hold) Pass(ctx context.Context) (uint64, error) {
-	token, err := h.b.count(ctx, h)
-	if err != nil {
-		return 0, err
-	}
-	h.b.mu.Lock()
-	defer h.b.mu.Unlock()
-	h.token, h.since = token, time.Now()
-	return token, nil
-}
-
 // give releases the key in the database, and then the claim.
 func (b *Backend) give(ctx context.Context, s *dbsession.Session, c *dbsession.Claim, key string) error {
 	st := &dbsession.Step{Verb: doRelease, Key: key, Frees: c}

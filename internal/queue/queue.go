@@ -67,6 +67,7 @@ type entry struct {
 	sharers   map[*Place]struct{} // the holders of shared locks, or of permits
 	unsettled *Place              // admitted, and not to be joined by others yet
 	contended bool                // and it is known that the store won't have it at once
+	joint     any                 // what the last sharer settled with
 
 	upgrade    *waiter // the upgrader's wish, which goes before all waiters
 	head, tail *waiter
@@ -75,12 +76,13 @@ type entry struct {
 // A Gate stops the waiters of one user of a queue without touching those of
 // another.
 type Gate struct {
+	queue  *Queue
 	closed atomic.Bool
 	done   chan struct{}
 }
 
 // NewGate returns an open gate.
-func NewGate() *Gate { return &Gate{done: make(chan struct{})} }
+func (q *Queue) NewGate() *Gate { return &Gate{queue: q, done: make(chan struct{})} }
 
 // Close closes the gate and reports whether it was open. All waiters behind it
 // return ErrClosed, and later ones at once.
@@ -89,7 +91,31 @@ func (g *Gate) Close() bool {
 		return false
 	}
 	close(g.done)
+	// The waiters don't wait for the channel: to be among thousands who do takes as
+	// long as all the rest.
+	for i := range g.queue.shards {
+		s := &g.queue.shards[i]
+		s.mu.Lock()
+		for _, m := range []map[string]*entry{s.locks, s.permits} {
+			for _, e := range m {
+				g.turnAway(e)
+			}
+		}
+		s.mu.Unlock()
+	}
 	return true
+}
+
+// turnAway wakes the waiters of the entry that are behind the gate.
+func (g *Gate) turnAway(e *entry) {
+	if w := e.upgrade; w != nil && w.gate == g {
+		w.withdraw(ErrClosed)
+	}
+	for w := e.head; w != nil; w = w.next {
+		if w.gate == g {
+			w.withdraw(ErrClosed)
+		}
+	}
 }
 
 // Closed reports whether the gate is closed.
@@ -123,15 +149,6 @@ func (p *Place) Token() uint64 {
 	return p.token
 }
 
-// Renew gives the place a new and larger token and returns it.
-func (q *Queue) Renew(p *Place) uint64 {
-	s := p.entry.shard
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	p.token = q.tokens.Add(1)
-	return p.token
-}
-
 // Kind returns the kind of holding that the place has, or had last, and the
 // limit in mode Permit.
 func (p *Place) Kind() (mode driver.Mode, limit int) {
@@ -143,11 +160,12 @@ func (p *Place) Kind() (mode driver.Mode, limit int) {
 
 type waiter struct {
 	place      *Place
+	gate       *Gate
 	next, prev *waiter
 	ready      chan struct{} // capacity 1, so that waking never blocks
 	try        bool          // it waits only for what may turn out not to be held
 	admitted   bool
-	refused    bool
+	err        error // why it was refused
 	baton      any
 	note       any
 }
@@ -179,6 +197,30 @@ type Admission struct {
 	Note   any  // what the place before left with Retire, or nil
 }
 
+// EnterFree is Enter for a name that is free: it reports false if it isn't, and p
+// has no place then. It takes less time than Enter to find out.
+func (q *Queue) EnterFree(p *Place, name string, mode driver.Mode, limit int, g *Gate) bool {
+	s := q.shard(name)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if g.Closed() {
+		return false
+	}
+	e := s.find(name, mode == driver.Permit)
+	p.ask(e, mode, limit)
+	if e.head != nil || !e.admissible(p) {
+		e.rest()
+		return false
+	}
+	q.admit(p)
+	return true
+}
+
+// ask notes what the place is for.
+func (p *Place) ask(e *entry, mode driver.Mode, limit int) {
+	p.entry, p.mode, p.limit = e, mode, int32(min(limit, math.MaxInt32))
+}
+
 // Enter takes a place and returns when it is its turn: nobody incompatible is
 // in, and all who came before have had their turn. Errors are ErrTimeout,
 // ErrClosed and, when ctx ended, ctx.Err(); then p has no place. A turn that
@@ -192,13 +234,13 @@ func (q *Queue) Enter(ctx context.Context, p *Place, r Request) (Admission, erro
 		return Admission{}, ErrClosed
 	}
 	e := s.find(r.Name, r.Mode == driver.Permit)
-	p.entry, p.mode, p.limit = e, r.Mode, int32(min(r.Limit, math.MaxInt32))
+	p.ask(e, r.Mode, r.Limit)
 	if e.head == nil && e.admissible(p) {
 		q.admit(p)
 		s.mu.Unlock()
 		return Admission{}, nil
 	}
-	w := &waiter{place: p, ready: make(chan struct{}, 1), try: r.Wait <= 0, prev: e.tail}
+	w := &waiter{place: p, gate: r.Gate, ready: make(chan struct{}, 1), try: r.Wait <= 0, prev: e.tail}
 	if w.try {
 		if e.tail != nil && !e.tail.try || !e.soon(p) {
 			e.rest()
@@ -225,21 +267,7 @@ func (q *Queue) Enter(ctx context.Context, p *Place, r Request) (Admission, erro
 		r.Waiting()
 		told = true
 	}
-	err := w.wait(ctx, r.Wait, r.Gate)
-	if err != nil {
-		s.mu.Lock()
-		switch {
-		case w.admitted:
-			err = nil
-		case !w.refused:
-			e.unlink(w)
-			q.advance(e) // it may have been all that kept the next one waiting
-		}
-		s.mu.Unlock()
-	}
-	if err == nil && w.refused {
-		err = ErrTimeout
-	}
+	err := w.wait(ctx, r.Wait)
 	return Admission{Waited: !w.try, Baton: w.baton, Note: w.note}, err
 }
 
@@ -247,11 +275,8 @@ func (q *Queue) Enter(ctx context.Context, p *Place, r Request) (Admission, erro
 func (q *Queue) giveUp(w *waiter, orphaned func(baton any)) {
 	e := w.place.entry
 	e.shard.mu.Lock()
+	w.withdraw(ErrClosed)
 	admitted := w.admitted
-	if !admitted && !w.refused {
-		e.unlink(w)
-		q.advance(e)
-	}
 	e.shard.mu.Unlock()
 	switch {
 	case admitted && w.baton != nil:
@@ -261,34 +286,64 @@ func (q *Queue) giveUp(w *waiter, orphaned func(baton any)) {
 	}
 }
 
-func (w *waiter) wait(ctx context.Context, d time.Duration, g *Gate) error {
-	var expired <-chan time.Time
+// wait waits until the waiter is admitted or refused, and refuses it when d is
+// over or ctx ends.
+func (w *waiter) wait(ctx context.Context, d time.Duration) error {
+	s := w.place.entry.shard
 	if d != driver.Forever {
-		t := time.NewTimer(d)
-		defer t.Stop()
-		expired = t.C
+		defer time.AfterFunc(d, func() { // cheaper than one more case below
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			w.withdraw(ErrTimeout)
+		}).Stop()
 	}
 	select {
 	case <-w.ready:
-		return nil
 	case <-ctx.Done():
-		return ctx.Err()
-	case <-expired:
-		return ErrTimeout
-	case <-g.Done():
-		return ErrClosed
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		w.withdraw(ctx.Err())
 	}
+	return w.err
 }
 
-// Settle lets others of the name go on: p holds.
-func (q *Queue) Settle(p *Place) {
+// withdraw refuses the waiter, unless it was admitted or refused before.
+func (w *waiter) withdraw(err error) {
+	if w.admitted || w.err != nil {
+		return
+	}
+	e := w.place.entry
+	if e.upgrade == w {
+		e.upgrade = nil
+	} else {
+		e.unlink(w)
+	}
+	w.refuse(err)
+	w.gate.queue.advance(e) // it may have been all that kept the next one waiting
+}
+
+// Settle lets others of the name go on: p holds. If p is shared, joint is what
+// Joint returns to those who come beside it.
+func (q *Queue) Settle(p *Place, joint any) {
 	e := p.entry
 	e.shard.mu.Lock()
 	defer e.shard.mu.Unlock()
+	if p.in && p.mode == driver.Shared {
+		e.joint = joint
+	}
 	if e.unsettled == p {
 		e.unsettled = nil
 		q.advance(e)
 	}
+}
+
+// Joint returns what the last of the shared places that are in has settled with,
+// or nil if there is none.
+func (q *Queue) Joint(p *Place) any {
+	e := p.entry
+	e.shard.mu.Lock()
+	defer e.shard.mu.Unlock()
+	return e.joint
 }
 
 // Contend notes that p, which isn't settled, has to wait for others than those
@@ -331,19 +386,21 @@ func (q *Queue) Retire(p *Place, note any) {
 }
 
 // Pass gives up the place in favour of the next waiter and hands it baton, if
-// there is a waiter of the same kind whose turn it is then. It reports whether
-// there was; if not, nothing has changed.
-func (q *Queue) Pass(p *Place, baton any) bool {
+// there is a waiter of the same kind whose turn it is then, and may, which is asked
+// after that, allows it. It reports whether it did; if not, nothing has changed.
+func (q *Queue) Pass(p *Place, baton any, may func() bool) bool {
 	e := p.entry
 	e.shard.mu.Lock()
 	defer e.shard.mu.Unlock()
 	w := e.head
-	if !p.in || w == nil || w.place.mode != p.mode || w.place.limit != p.limit || e.upgrade != nil || e.unsettled != nil {
+	if !p.in || w == nil || w.place.mode != p.mode || w.place.limit != p.limit || e.upgrade != nil || e.unsettled != nil && e.unsettled != p {
 		return false
 	}
+	unsettled := e.unsettled
 	e.remove(p)
-	if !e.admissible(w.place) {
+	if !e.admissible(w.place) || !may() {
 		e.add(p)
+		e.unsettled = unsettled
 		return false
 	}
 	w.baton = baton
@@ -376,23 +433,15 @@ func (q *Queue) Upgrade(ctx context.Context, p *Place, wait time.Duration, g *Ga
 		s.mu.Unlock()
 		return false, ErrTimeout
 	}
-	w := &waiter{place: p, ready: make(chan struct{}, 1)}
+	if g.Closed() {
+		s.mu.Unlock()
+		return false, ErrClosed
+	}
+	w := &waiter{place: p, gate: g, ready: make(chan struct{}, 1)}
 	e.upgrade = w
 	s.mu.Unlock()
 
-	err = w.wait(ctx, wait, g)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch {
-	case w.admitted:
-		return true, nil
-	case e.upgrade == w:
-		e.upgrade = nil
-		q.advance(e)
-	case err == nil:
-		err = ErrClosed
-	}
-	return true, err
+	return true, w.wait(ctx, wait)
 }
 
 // Downgrade undoes Upgrade.
@@ -547,6 +596,9 @@ func (e *entry) remove(p *Place) {
 	switch p.mode {
 	case driver.Shared, driver.Permit:
 		delete(e.sharers, p)
+		if len(e.sharers) == 0 {
+			e.joint = nil
+		}
 	case driver.Upgradeable:
 		e.upgrader = nil
 	default:
@@ -557,7 +609,7 @@ func (e *entry) remove(p *Place) {
 	}
 	if w := e.upgrade; w != nil && w.place == p {
 		e.upgrade = nil
-		w.ready <- struct{}{} // there is nothing to wait for any more
+		w.refuse(ErrClosed) // there is nothing to wait for any more
 	}
 	p.in = false
 }
@@ -597,7 +649,7 @@ func (q *Queue) advance(e *entry) {
 			continue
 		case w.try && !e.soon(w.place):
 			e.unlink(w)
-			w.refuse()
+			w.refuse(ErrTimeout)
 			continue
 		}
 		break
@@ -605,8 +657,8 @@ func (q *Queue) advance(e *entry) {
 	e.rest()
 }
 
-func (w *waiter) refuse() {
-	w.refused = true
+func (w *waiter) refuse(err error) {
+	w.err = err
 	w.ready <- struct{}{}
 }
 

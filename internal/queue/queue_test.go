@@ -15,6 +15,8 @@ import (
 	"github.com/distlock-go/distlock/driver"
 )
 
+func always() bool { return true }
+
 func request(mode driver.Mode, g *Gate) Request {
 	r := Request{Name: "a", Mode: mode, Wait: driver.Forever, Gate: g}
 	if mode == driver.Permit {
@@ -65,7 +67,8 @@ func (e *entering) in(t *testing.T) bool {
 
 func TestFirstComeFirstServedOverAllKinds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q, g := New(false), NewGate()
+		q := New(false)
+		g := q.NewGate()
 		holder := enter(t, q, request(driver.Exclusive, g))
 		kinds := []driver.Mode{driver.Shared, driver.Exclusive, driver.Shared, driver.Upgradeable, driver.Exclusive}
 		var all []*entering
@@ -96,7 +99,8 @@ func TestFirstComeFirstServedOverAllKinds(t *testing.T) {
 }
 
 func TestPermitsAreANameSpaceOfTheirOwn(t *testing.T) {
-	q, g := New(false), NewGate()
+	q := New(false)
+	g := q.NewGate()
 	enter(t, q, request(driver.Exclusive, g))
 	enter(t, q, request(driver.Permit, g))
 	if _, err := q.Enter(t.Context(), &Place{}, Request{Name: "a", Mode: driver.Permit, Limit: 1, Gate: g}); !errors.Is(err, ErrTimeout) {
@@ -106,7 +110,8 @@ func TestPermitsAreANameSpaceOfTheirOwn(t *testing.T) {
 
 func TestCancelledWaiterSwallowsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q, g := New(false), NewGate()
+		q := New(false)
+		g := q.NewGate()
 		reader := enter(t, q, request(driver.Shared, g))
 		writer := startEnter(t, q, request(driver.Exclusive, g))
 		next := startEnter(t, q, request(driver.Shared, g))
@@ -126,7 +131,8 @@ func TestCancelledWaiterSwallowsNothing(t *testing.T) {
 
 // Whoever is admitted in the moment in which he gives up is in, and says so.
 func TestAdmittedWhileGivingUp(t *testing.T) {
-	q, g := New(false), NewGate()
+	q := New(false)
+	g := q.NewGate()
 	for range 2000 {
 		holder := enter(t, q, request(driver.Exclusive, g))
 		ctx, cancel := context.WithCancel(t.Context())
@@ -150,12 +156,13 @@ func TestAdmittedWhileGivingUp(t *testing.T) {
 }
 
 func TestNamesAreForgotten(t *testing.T) {
-	q, g := New(true), NewGate()
+	q := New(true)
+	g := q.NewGate()
 	for i := range 10_000 {
 		r := request(driver.Mode(i%4), g)
 		r.Name = fmt.Sprint(i)
 		p := enter(t, q, r)
-		q.Settle(p)
+		q.Settle(p, nil)
 		if _, err := q.Enter(t.Context(), &Place{}, Request{Name: r.Name, Mode: r.Mode, Limit: 1, Gate: g}); err == nil != (r.Mode == driver.Shared) {
 			t.Fatalf("a second %v: %v", r.Mode, err)
 		}
@@ -173,7 +180,8 @@ func TestNamesAreForgotten(t *testing.T) {
 
 func TestUpgradeGoesFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q, g := New(false), NewGate()
+		q := New(false)
+		g := q.NewGate()
 		up := enter(t, q, request(driver.Upgradeable, g))
 		reader := enter(t, q, request(driver.Shared, g))
 		upgraded := false
@@ -203,7 +211,8 @@ func TestUpgradeGoesFirst(t *testing.T) {
 
 func TestUpgradeGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q, g := New(false), NewGate()
+		q := New(false)
+		g := q.NewGate()
 		up := enter(t, q, request(driver.Upgradeable, g))
 		reader := enter(t, q, request(driver.Shared, g))
 		if waited, err := q.Upgrade(t.Context(), up, time.Second, g); !waited || !errors.Is(err, ErrTimeout) {
@@ -230,7 +239,8 @@ func TestUpgradeGivenUp(t *testing.T) {
 
 func TestPassLeavesAnUpgradeAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q, g := New(false), NewGate()
+		q := New(false)
+		g := q.NewGate()
 		up := enter(t, q, request(driver.Upgradeable, g))
 		reader := enter(t, q, request(driver.Shared, g))
 		next := startEnter(t, q, request(driver.Upgradeable, g))
@@ -240,7 +250,7 @@ func TestPassLeavesAnUpgradeAlone(t *testing.T) {
 			upgraded <- err
 		}()
 		synctest.Wait()
-		if q.Pass(up, "baton") {
+		if q.Pass(up, "baton", always) {
 			t.Fatal("passed on while it waits to be upgraded")
 		}
 		q.Leave(reader)
@@ -255,7 +265,8 @@ func TestPassLeavesAnUpgradeAlone(t *testing.T) {
 }
 
 func TestLeaveTwiceIsOnce(t *testing.T) {
-	q, g := New(false), NewGate()
+	q := New(false)
+	g := q.NewGate()
 	r := Request{Name: "a", Mode: driver.Permit, Limit: 2, Gate: g}
 	first := enter(t, q, r)
 	q.Leave(first)
@@ -267,23 +278,52 @@ func TestLeaveTwiceIsOnce(t *testing.T) {
 	}
 }
 
+func TestPassIsAskedLastWhetherItMay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := New(true)
+		g := q.NewGate()
+		never := func() bool { return false }
+		holder := enter(t, q, request(driver.Exclusive, g))
+		unasked := func() bool { t.Error("asked although there is nobody"); return true }
+		if q.Pass(holder, "baton", unasked) {
+			t.Fatal("passed to nobody")
+		}
+		first := startEnter(t, q, request(driver.Exclusive, g))
+		second := startEnter(t, q, request(driver.Exclusive, g))
+		// The holder isn't settled, and stays so.
+		if q.Pass(holder, "baton", never) || first.in(t) {
+			t.Fatal("passed although it must not be")
+		}
+		q.Settle(holder, nil)
+		if !q.Pass(holder, "baton", always) || !first.in(t) {
+			t.Fatal("not passed to the next")
+		}
+		// Who doesn't want it passes it on before it has settled.
+		if !q.Pass(&first.place, "baton", always) || !second.in(t) || second.a.Baton != "baton" {
+			t.Fatal("not passed on")
+		}
+		q.Leave(&second.place)
+	})
+}
+
 func TestPassGoesToTheNextOfTheSameKind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q, g := New(true), NewGate()
+		q := New(true)
+		g := q.NewGate()
 		holder := enter(t, q, request(driver.Exclusive, g))
-		if q.Pass(holder, "baton") {
+		if q.Pass(holder, "baton", always) {
 			t.Fatal("passed before it was settled")
 		}
-		q.Settle(holder)
-		if q.Pass(holder, "baton") {
+		q.Settle(holder, nil)
+		if q.Pass(holder, "baton", always) {
 			t.Fatal("passed to nobody")
 		}
 		next := startEnter(t, q, request(driver.Exclusive, g))
 		reader := startEnter(t, q, request(driver.Shared, g))
-		if !q.Pass(holder, "baton") || !next.in(t) || next.a.Baton != "baton" {
+		if !q.Pass(holder, "baton", always) || !next.in(t) || next.a.Baton != "baton" {
 			t.Fatal("not passed to the next")
 		}
-		if q.Settle(&next.place); q.Pass(&next.place, "baton") {
+		if q.Settle(&next.place, nil); q.Pass(&next.place, "baton", always) {
 			t.Fatal("an exclusive holding was passed to a reader")
 		}
 		q.Leave(&next.place)
@@ -295,13 +335,14 @@ func TestPassGoesToTheNextOfTheSameKind(t *testing.T) {
 
 func TestOneByOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q, g := New(true), NewGate()
+		q := New(true)
+		g := q.NewGate()
 		first := enter(t, q, request(driver.Shared, g))
 		second := startEnter(t, q, request(driver.Shared, g))
 		if second.in(t) {
 			t.Fatal("a second reader is in before the first was settled")
 		}
-		q.Settle(first)
+		q.Settle(first, nil)
 		if !second.in(t) {
 			t.Fatal("not in after that")
 		}
@@ -310,7 +351,8 @@ func TestOneByOne(t *testing.T) {
 
 func TestGateStopsItsOwnWaitersOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q, mine, others := New(false), NewGate(), NewGate()
+		q := New(false)
+		mine, others := q.NewGate(), q.NewGate()
 		holder := enter(t, q, request(driver.Exclusive, others))
 		here := startEnter(t, q, request(driver.Exclusive, mine))
 		there := startEnter(t, q, request(driver.Exclusive, others))
@@ -336,7 +378,8 @@ func TestGateStopsItsOwnWaitersOnly(t *testing.T) {
 func TestModel(t *testing.T) {
 	for _, oneByOne := range []bool{false, true} {
 		t.Run(fmt.Sprint("oneByOne=", oneByOne), func(t *testing.T) {
-			q, g := New(oneByOne), NewGate()
+			q := New(oneByOne)
+			g := q.NewGate()
 			const limit = 3
 			names := []string{"a", "b"}
 			type state struct{ writers, readers, upgradeable, permits atomic.Int32 }
@@ -372,7 +415,7 @@ func TestModel(t *testing.T) {
 							cancel()
 							continue
 						}
-						q.Settle(&p)
+						q.Settle(&p, nil)
 						n := map[driver.Mode]*atomic.Int32{
 							driver.Exclusive: &s.writers, driver.Shared: &s.readers,
 							driver.Upgradeable: &s.upgradeable, driver.Permit: &s.permits,
@@ -395,7 +438,7 @@ func TestModel(t *testing.T) {
 							}
 						}
 						n.Add(-1)
-						if !q.Pass(&p, nil) {
+						if !q.Pass(&p, nil, always) {
 							q.Leave(&p)
 						}
 						cancel()
@@ -411,7 +454,8 @@ func TestModel(t *testing.T) {
 }
 
 func TestRoomOfManyNamesIsGivenBack(t *testing.T) {
-	q, g := New(false), NewGate()
+	q := New(false)
+	g := q.NewGate()
 	for i := range 100 * shardCount * roomy / 64 {
 		r := request(driver.Exclusive, g)
 		r.Name = fmt.Sprint(i)
@@ -434,16 +478,17 @@ func TestTriesBesideAnUnsettledPlace(t *testing.T) {
 		return Request{Name: "a", Mode: mode, Limit: 3, Gate: g}
 	}
 	synctest.Test(t, func(t *testing.T) {
-		q, g := New(true), NewGate()
+		q := New(true)
+		g := q.NewGate()
 		first := enter(t, q, try(driver.Permit, g))
 		second := startEnter(t, q, try(driver.Permit, g))
 		third := startEnter(t, q, try(driver.Permit, g))
 		fourth := startEnter(t, q, try(driver.Permit, g))
-		q.Settle(first)
+		q.Settle(first, nil)
 		if !second.in(t) || second.a.Waited || third.in(t) {
 			t.Fatal("one after the other")
 		}
-		q.Settle(&second.place)
+		q.Settle(&second.place, nil)
 		if !third.in(t) {
 			t.Fatal("the third is not in")
 		}
@@ -456,7 +501,8 @@ func TestTriesBesideAnUnsettledPlace(t *testing.T) {
 		}
 	})
 	synctest.Test(t, func(t *testing.T) { // the first has to wait
-		q, g := New(true), NewGate()
+		q := New(true)
+		g := q.NewGate()
 		first := enter(t, q, try(driver.Shared, g))
 		second := startEnter(t, q, try(driver.Shared, g))
 		if _, err := q.Enter(t.Context(), &Place{}, try(driver.Exclusive, g)); !errors.Is(err, ErrTimeout) {
@@ -478,7 +524,8 @@ func TestTriesBesideAnUnsettledPlace(t *testing.T) {
 func TestPanicInWaitingLeavesNoPlace(t *testing.T) {
 	for _, admitted := range []string{"no", "yes", "with a baton"} {
 		synctest.Test(t, func(t *testing.T) {
-			q, g := New(false), NewGate()
+			q := New(false)
+			g := q.NewGate()
 			holder := enter(t, q, request(driver.Exclusive, g))
 			var p Place
 			var orphan any
@@ -488,7 +535,7 @@ func TestPanicInWaitingLeavesNoPlace(t *testing.T) {
 				case "yes":
 					q.Leave(holder)
 				case "with a baton":
-					q.Pass(holder, "baton")
+					q.Pass(holder, "baton", always)
 				}
 				panic("ouch")
 			}

@@ -1,0 +1,111 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+var hold = test{
+	name: "hold", title: "Many locks held at once",
+	text:      "64 goroutines of one process take locks of as many names as said above, hold them all, and give them back; nobody has locked these names before. Memory of the client is its heap and stacks in use after a collection, and of the server what it has resident, less what they were before; the server is started anew each time.",
+	processes: 1, goroutines: 64,
+	figures: []figure{
+		{name: "take", title: "take all", unit: nanoseconds, chart: true},
+		{name: "release", title: "release all", unit: nanoseconds},
+		{name: "connections", title: "connections", unit: count, chart: true},
+		{name: "descriptors", title: "descriptors", unit: count},
+		{name: "memory", title: "client memory", unit: bytesUsed, chart: true},
+		{name: "server", title: "server memory", unit: bytesUsed, chart: true},
+	},
+	work: workHold,
+	reckon: func(r run) map[string]float64 {
+		x := r.results[0]
+		m := map[string]float64{"take": float64(x.Take), "release": float64(x.Release), "memory": float64(x.Memory)}
+		if r.after.connections >= 0 {
+			m["connections"] = float64(r.after.connections)
+		} else if x.Descriptors > 0 {
+			m["descriptors"] = float64(x.Descriptors)
+		}
+		if r.before.memory >= 0 && r.after.memory >= 0 {
+			m["server"] = float64(r.after.memory - r.before.memory)
+		}
+		return m
+	},
+}
+
+func workHold(ctx context.Context, w *worker) (*result, error) {
+	clients, err := w.clients(ctx, func(i int) string { return "inventory-" + itoa(i) }, w.job.Names)
+	if err != nil {
+		return nil, err
+	}
+	if err := w.meet("ready"); err != nil {
+		return nil, err
+	}
+	memory, open := inUse(), descriptors()
+	r := new(result)
+	if r.Take, err = w.each(clients, client.acquire); err != nil {
+		return nil, err
+	}
+	r.Memory, r.Descriptors = inUse()-memory, descriptors()-open
+	if err := w.meet("measured"); err != nil {
+		return nil, err
+	}
+	r.Release, err = w.each(clients, client.release)
+	runtime.KeepAlive(clients)
+	return r, err
+}
+
+// each does it for all clients, in all goroutines of the worker, and returns how
+// long it took.
+func (w *worker) each(clients []client, do func(client) error) (ns int64, err error) {
+	var all sync.WaitGroup
+	var next atomic.Int64
+	var failed firstError
+	start := time.Now()
+	for range w.job.Goroutines {
+		all.Go(func() {
+			for {
+				i := next.Add(1) - 1
+				if i >= int64(len(clients)) {
+					return
+				}
+				if err := do(clients[i]); err != nil {
+					failed.set(err)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	return int64(time.Since(start)), failed.get()
+}
+
+// inUse returns what the heap and the stacks take.
+func inUse() int64 {
+	runtime.GC()
+	runtime.GC() // what the first one put to sync.Pools' victims is gone after the second
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapInuse + m.StackInuse)
+}
+
+func allocations() int64 {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.Mallocs)
+}
+
+// descriptors counts the open ones of this process.
+func descriptors() int {
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return 0
+	}
+	return len(entries)
+}
