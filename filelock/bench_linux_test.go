@@ -25,48 +25,87 @@ import (
 func init() {
 	roles["echo"] = func([]string) { io.Copy(os.Stdout, os.Stdin) }
 	roles["handover"] = func(args []string) { fmt.Println(join(takeTurns(args[0], args[1]))) }
+	roles["hot"] = func(args []string) { fmt.Println(hot(args[0], args[1])) }
 	roles["soak"] = soak
 }
 
 // BenchmarkUncontended compares taking and giving back a lock with the least
-// that a lock file can cost: open, flock, close.
+// that a lock file can cost: open, flock, close. Both are done in turn, so that
+// what else the machine does hits both.
 func BenchmarkUncontended(b *testing.B) {
-	dir := b.TempDir()
-	backend := openDir(b, dir)
-	r := request(driver.Exclusive, "a")
-	r.Queue = true
-	lock := func() {
-		g, err := backend.Acquire(context.Background(), r)
-		if err == nil {
-			err = g.Hold.Release(context.Background())
-		}
-		if err != nil {
-			b.Fatal(err)
-		}
+	for name, o := range map[string]*Options{"with a token": nil, "without": {NoTokens: true}} {
+		b.Run(name, func(b *testing.B) {
+			dir := b.TempDir()
+			open := func() *Backend {
+				backend, err := New(dir, o)
+				if err != nil {
+					b.Fatal(err)
+				}
+				b.Cleanup(func() { backend.Close() })
+				return backend
+			}
+			backend := open()
+			r := request(driver.Exclusive, "a")
+			r.Queue = true
+			b.Run("backend", func(b *testing.B) {
+				compare(b, backend.path("a", lockSuffix), func() error {
+					g, err := backend.Acquire(context.Background(), r)
+					if err != nil {
+						return err
+					}
+					return g.Hold.Release(context.Background())
+				})
+			})
+			l := distlock.New(open(), nil)
+			defer l.Close()
+			b.Run("distlock", func(b *testing.B) {
+				compare(b, backend.path("b", lockSuffix), func() error {
+					lock, err := l.Acquire(context.Background(), "b", distlock.Timeout(5*time.Second))
+					if err != nil {
+						return err
+					}
+					return lock.Release()
+				})
+			})
+		})
 	}
-	path := backend.path("a", lockSuffix)
-	floor := func() {
-		fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
-		if err == nil {
-			err = errors.Join(unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB), unix.Close(fd))
-		}
+}
+
+func compare(b *testing.B, path string, lock func() error) {
+	floor := func() error {
+		fd, err := unix.Open(path, unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC, 0o600)
 		if err != nil {
-			b.Fatal(err)
+			return err
 		}
+		return errors.Join(unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB), unix.Close(fd))
 	}
-	lock()
+	if err := lock(); err != nil { // the first makes the files
+		b.Fatal(err)
+	}
 	b.ReportAllocs()
+	const batch = 100 // so that reading the clock doesn't count
 	var mine, least time.Duration
-	for b.Loop() { // both in turn, so that what else the machine does hits both
+	n := 0
+	for b.Loop() {
 		began := time.Now()
-		lock()
+		for range batch {
+			if err := lock(); err != nil {
+				b.Fatal(err)
+			}
+		}
 		between := time.Now()
-		floor()
+		for range batch {
+			if err := floor(); err != nil {
+				b.Fatal(err)
+			}
+		}
 		mine += between.Sub(began)
 		least += time.Since(between)
+		n += batch
 	}
-	b.ReportMetric(float64(mine.Nanoseconds())/float64(b.N), "lock-ns/op")
-	b.ReportMetric(float64(least.Nanoseconds())/float64(b.N), "floor-ns/op")
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(float64(mine.Nanoseconds())/float64(n), "lock-ns")
+	b.ReportMetric(float64(least.Nanoseconds())/float64(n), "floor-ns")
 	b.ReportMetric(float64(mine)/float64(least), "ratio")
 }
 
@@ -156,6 +195,76 @@ func BenchmarkHandOver(b *testing.B) {
 		b.ReportMetric(float64(times[len(times)*99/100].Microseconds()), "p99-µs")
 		b.ReportMetric(float64(trips[len(trips)/2].Microseconds()), "pipe-µs")
 		b.ReportMetric(float64(median)/float64(trips[len(trips)/2]), "ratio")
+	}
+}
+
+const hotGoroutines = 32
+
+// hot takes one lock in many goroutines for a while, and returns how often each
+// got it, and how long the one that waited longest did, in µs.
+func hot(dir, length string) string {
+	d, _ := time.ParseDuration(length)
+	l, err := distlock.Open(context.Background(), "file://"+dir, nil)
+	if err != nil {
+		panic(err)
+	}
+	defer l.Close()
+	var longest time.Duration
+	var each [hotGoroutines]int
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	end := time.Now().Add(d)
+	for i := range each {
+		wg.Go(func() {
+			n, most := 0, time.Duration(0)
+			for began := time.Now(); began.Before(end); n++ {
+				lock, err := l.Acquire(context.Background(), "a")
+				if err != nil {
+					panic(err)
+				}
+				at := time.Now()
+				most = max(most, at.Sub(began))
+				if err := lock.Release(); err != nil {
+					panic(err)
+				}
+				began = time.Now()
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			each[i] = n
+			longest = max(longest, most)
+		})
+	}
+	wg.Wait()
+	return strings.Trim(fmt.Sprint(longest.Microseconds(), each), "[]")
+}
+
+// BenchmarkHot has two processes with many goroutines take one lock as often as
+// they can.
+func BenchmarkHot(b *testing.B) {
+	const length = 3 * time.Second
+	b.ReportMetric(0, "ns/op")
+	for b.Loop() {
+		dir := b.TempDir()
+		p := start(b, "hot", dir, length.String())
+		results := []string{hot(dir, length.String()), p.answer()}
+		longest, sum, least, most := 0, 0, 1<<62, 0
+		for _, r := range results {
+			for i, field := range strings.FieldsFunc(r, func(c rune) bool { return c == ' ' || c == '[' }) {
+				n, err := strconv.Atoi(field)
+				if err != nil {
+					b.Fatal(r)
+				}
+				if i == 0 {
+					longest = max(longest, n)
+					continue
+				}
+				sum, least, most = sum+n, min(least, n), max(most, n)
+			}
+		}
+		b.ReportMetric(float64(sum)/length.Seconds(), "locks/s")
+		b.ReportMetric(float64(least)/float64(most), "fewest/most")
+		b.ReportMetric(float64(longest)/1000, "longest-ms")
 	}
 }
 

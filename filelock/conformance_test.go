@@ -9,16 +9,36 @@ import (
 	"github.com/distlock-go/distlock/drivertest"
 )
 
-const dirEnv = "FILELOCK_TEST_DIR"
+const (
+	dirEnv    = "FILELOCK_TEST_DIR"
+	tokensEnv = "FILELOCK_TEST_TOKENS"
+)
 
-func openForSuite() (driver.Backend, error) { return New(os.Getenv(dirEnv), nil) }
+func openForSuite() (driver.Backend, error) {
+	return New(os.Getenv(dirEnv), &Options{NoTokens: os.Getenv(tokensEnv) == "none"})
+}
 
-func TestConformance(t *testing.T) {
+func TestConformance(t *testing.T) { conform(t, true) }
+
+func TestConformanceWithoutTokens(t *testing.T) { conform(t, false) }
+
+func conform(t *testing.T, tokens bool) {
 	dir := inMemory(t)
+	env := []string{dirEnv + "=" + dir}
+	if !tokens {
+		env = append(env, tokensEnv+"=none")
+	}
 	h := drivertest.Harness{
-		Open:    func(t testing.TB) driver.Backend { return openDir(t, dir) },
-		Tokens:  true,
-		Process: func(testing.TB) []string { return []string{dirEnv + "=" + dir} },
+		Open: func(t testing.TB) driver.Backend {
+			b, err := New(dir, &Options{NoTokens: !tokens})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { b.Close() })
+			return b
+		},
+		Tokens:  tokens,
+		Process: func(testing.TB) []string { return env },
 		Sever:   sever,
 		Resources: func(t testing.TB) map[string]int {
 			return map[string]int{"descriptors": descriptors(t)}

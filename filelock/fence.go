@@ -3,15 +3,17 @@ package filelock
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
 	"io/fs"
-	"math"
 	"math/rand/v2"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/distlock-go/distlock/driver"
@@ -22,15 +24,29 @@ import (
 // happens during the write.
 const slotSize = 512
 
+// lastToken is the largest number that is given out: package distlock puts 10
+// bits of its own behind it.
+const lastToken = 1<<53 - 1
+
+// clockToken is what a count begins with: the microseconds since 1970, which reach
+// lastToken in the year 2255.
+func clockToken(t time.Time) uint64 { return uint64(t.UnixMicro()) }
+
 // leap is added to the count when numbers may have been taken back: the system
 // was started anew, and what it had not yet written to the disk is gone, or a
 // line can't be read. It is more than is granted between two flushes, which
-// Linux makes after half a minute.
+// Linux makes after half a minute. The clock makes as many in 17 seconds, so that
+// a count gets far ahead of it only on a system that starts more often than that;
+// and there are hundreds of millions of leaps between the clock and lastToken.
 const leap = 1 << 24
 
 // guardTimeout bounds the wait for others who read and write the same fence,
 // which takes them microseconds.
 const guardTimeout = 5 * time.Second
+
+// answersWithin bounds a try where it is a matter of system calls on local files:
+// for as long it waits for the fence, which then is as good as held.
+const answersWithin = 100 * time.Millisecond
 
 // A note is one line of a fence file: one grant.
 type note struct {
@@ -39,67 +55,129 @@ type note struct {
 	mode  driver.Mode
 	since time.Time
 	owner driver.Owner
-
-	rest string // of a line that was read: what describe parses
+	who   string // the owner as text; empty: not made yet
 }
 
-// fenceFile is an open fence file that nobody else has at the moment.
+// fenceFile is the file of a counter.
 type fenceFile interface {
 	io.ReaderAt
 	io.WriterAt
-	io.Closer
 	Sync() error
 }
 
-// count writes the next token of the resource into its fence.
-func (b *Backend) count(ctx context.Context, resource string, mode driver.Mode, owner driver.Owner) (token uint64, err error) {
-	n := note{boot: bootID(), mode: mode, since: time.Now(), owner: owner}
+// A counter is an open fence that nobody else has at the moment.
+type counter struct {
+	fenceFile
+	looked time.Time // when it was seen to be the file of its name
+
+	// What was in it when this counter had written, and what that means: nobody
+	// has counted since if it is still the same.
+	text [2 * slotSize]byte
+	last reading
+}
+
+// A reading is what the lines of a fence say.
+type reading struct {
+	token uint64 // the largest; 0: none can be read
+	slot  int    // where that is
+	boot  string
+	whole bool // the other line is in order too
+}
+
+// count writes the next token of the resource into its fence. It waits for others
+// who count for no longer than most.
+func (b *Backend) count(ctx context.Context, name *name, mode driver.Mode, owner driver.Owner, now time.Time, most time.Duration) (token uint64, err error) {
+	n := note{boot: bootID(), mode: mode, since: now, who: b.describeOwner(owner)}
 	if b.network {
 		n.boot = "-" // the hosts' differ, and every number is flushed
 	}
-	path := b.path(resource, fenceSuffix)
-	if mode == driver.Permit {
-		path = b.path(resource, permitFenceSuffix)
-	}
-	n.token = uint64(n.since.UnixMicro())
-	f, fresh, err := openFence(ctx, path, b.mode, func() []byte {
-		return append(n.appendLine(nil), blankLine...)
-	})
+	n.token = clockToken(n.since)
+	c, fresh, err := b.openFence(ctx, name, &n, most)
 	if err != nil {
 		return 0, err
 	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	if fresh {
-		return n.token, nil
+	if !fresh {
+		err = b.countIn(c, name.fence, &n)
 	}
-	var buf [2 * slotSize]byte
-	size, err := f.ReadAt(buf[:], 0)
+	if e := b.closeFence(name, c, err == nil); err == nil {
+		err = e
+	}
+	return n.token, err
+}
+
+// countIn writes n into the fence, with the next token.
+func (b *Backend) countIn(c *counter, path string, n *note) error {
+	buf := buffers.Get().(*[2 * slotSize]byte)
+	defer buffers.Put(buf)
+	size, err := c.ReadAt(buf[:], 0)
 	if err != nil && !errors.Is(err, io.EOF) {
-		return 0, err
+		return err
 	}
-	last, slot, whole := newest(buf[:size])
+	last := &c.last
+	if last.token == 0 || size < len(buf) || *buf != c.text {
+		*last = read(buf[:size])
+	}
 	if last.token == 0 {
-		return 0, damaged(path, size)
+		return damaged(path, size)
 	}
 	step := uint64(1)
-	if last.boot != n.boot || !whole {
+	if last.boot != n.boot || !last.whole {
 		step = leap
 	}
-	if last.token > math.MaxInt64-step {
-		return 0, fmt.Errorf("%s: the count is used up at %d", path, last.token)
+	if last.token > lastToken-step {
+		return fmt.Errorf("%s: the count is used up at %d; remove the file: the count then starts at the clock", path, last.token)
 	}
 	if next := last.token + step; step == 1 || next > n.token {
 		n.token = next
 	}
-	if _, err := f.WriteAt(n.appendLine(buf[:0]), int64(1-slot)*slotSize); err != nil {
-		return 0, fmt.Errorf("%w: the fencing token can't be written", err)
+	slot := 1 - last.slot
+	c.text = *buf
+	line := n.appendLine(c.text[slot*slotSize : slot*slotSize])
+	last.token = 0 // until it is known to be written
+	if _, err := c.WriteAt(line, int64(slot)*slotSize); err != nil {
+		return fmt.Errorf("%w: the fencing token can't be written", err)
 	}
 	if b.network {
-		if err := f.Sync(); err != nil {
-			return 0, fmt.Errorf("%w: the fencing token can't be written", err)
+		if err := c.Sync(); err != nil {
+			return fmt.Errorf("%w: the fencing token can't be written", err)
 		}
 	}
-	return n.token, nil
+	*last = reading{token: n.token, slot: slot, boot: n.boot, whole: true}
+	return nil
+}
+
+var buffers = sync.Pool{New: func() any { return new([2 * slotSize]byte) }}
+
+// read reads the lines of a fence.
+func read(text []byte) reading {
+	last, slot, whole := newest(text)
+	return reading{last.token, slot, string(last.boot), whole}
+}
+
+// firstText is the content of a new fence.
+func (n *note) firstText() []byte { return append(n.appendLine(nil), blankLine...) }
+
+// An ownerText is an owner as a note has it.
+type ownerText struct {
+	owner driver.Owner // without the ID, which is another for each attempt
+	text  string
+}
+
+// describeOwner returns the owner as a note has it, which is seldom another than
+// before.
+func (b *Backend) describeOwner(o driver.Owner) string {
+	o.ID = driver.ID{}
+	last := b.lastOwner.Load()
+	if last == nil || last.owner != o {
+		last = &ownerText{o, describeOwner(o)}
+		b.lastOwner.Store(last)
+	}
+	return last.text
+}
+
+func describeOwner(o driver.Owner) string {
+	return fmt.Sprintf("pid %d host %s program %s note %s",
+		o.PID, quote(o.Host, 66), quote(o.Program, 66), quote(o.Note, 120))
 }
 
 func damaged(path string, size int) error {
@@ -111,7 +189,7 @@ func damaged(path string, size int) error {
 // newest returns the note with the largest token in a fence, in which slot it
 // is, and whether the other slot is in order too. Token 0 means that there is
 // none.
-func newest(b []byte) (last note, slot int, whole bool) {
+func newest(b []byte) (last written, slot int, whole bool) {
 	whole = true
 	for i := range 2 {
 		line := b[min(i*slotSize, len(b)):min((i+1)*slotSize, len(b))]
@@ -127,16 +205,27 @@ func newest(b []byte) (last note, slot int, whole bool) {
 
 var blankLine = append(bytes.Repeat([]byte{' '}, slotSize-1), '\n')
 
-const sumField = " sum "
+const (
+	sumField = " sum "
+	sumSize  = len(sumField) + 8
+)
 
 // appendLine appends the note as text, which fits whatever the owner's names
 // are.
-func (n note) appendLine(b []byte) []byte {
+func (n *note) appendLine(b []byte) []byte {
 	start := len(b)
-	b = fmt.Appendf(b, "token %d boot %s mode %s since %s pid %d host %s program %s note %s",
-		n.token, n.boot, n.mode, n.since.UTC().Format("2006-01-02T15:04:05.000000Z"), n.owner.PID,
-		quote(n.owner.Host, 66), quote(n.owner.Program, 66), quote(n.owner.Note, 120))
-	b = fmt.Appendf(b, sumField+"%08x", crc32.ChecksumIEEE(b[start:]))
+	b = strconv.AppendUint(append(b, "token "...), n.token, 10)
+	b = append(append(b, " boot "...), n.boot...)
+	b = append(append(b, " mode "...), n.mode.String()...)
+	b = n.since.UTC().Truncate(time.Microsecond).AppendFormat(append(b, " since "...), time.RFC3339Nano)
+	who := n.who
+	if who == "" {
+		who = describeOwner(n.owner)
+	}
+	b = append(append(b, ' '), who...)
+	sum := crc32.ChecksumIEEE(b[start:])
+	b = append(b, sumField...)
+	b = hex.AppendEncode(b, binary.BigEndian.AppendUint32(nil, sum))
 	return append(b, blankLine[len(b)-start:]...)
 }
 
@@ -155,43 +244,60 @@ func quote(s string, most int) string {
 	}
 }
 
-func parseLine(line []byte) (n note, ok bool) {
-	if len(line) != slotSize || line[slotSize-1] != '\n' {
-		return n, false
-	}
-	text := strings.TrimRight(string(line[:slotSize-1]), " ")
-	i := strings.LastIndex(text, sumField)
-	if i < 0 {
-		return n, false
-	}
-	sum, err := strconv.ParseUint(text[i+len(sumField):], 16, 32)
-	if err != nil || uint32(sum) != crc32.ChecksumIEEE([]byte(text[:i])) {
-		return n, false
-	}
-	token, rest, _ := strings.Cut(strings.TrimPrefix(text[:i], "token "), " ")
-	n.token, err = strconv.ParseUint(token, 10, 64)
-	if err != nil || n.token == 0 {
-		return n, false
-	}
-	n.boot, n.rest, _ = strings.Cut(strings.TrimPrefix(rest, "boot "), " ")
-	return n, true
+// written is what is read of a line, and refers to it.
+type written struct {
+	token uint64
+	boot  []byte
+	rest  []byte // for describe
 }
 
-// describe returns the note with all that its line tells. What is missing there
-// stays zero.
-func (n note) describe() note {
+func parseLine(line []byte) (w written, ok bool) {
+	if len(line) != slotSize || line[slotSize-1] != '\n' {
+		return w, false
+	}
+	text := trimBlanks(line[:slotSize-1])
+	i := len(text) - sumSize
+	if i < 0 || string(text[i:i+len(sumField)]) != sumField {
+		return w, false
+	}
+	sum, err := strconv.ParseUint(string(text[i+len(sumField):]), 16, 32)
+	if err != nil || uint32(sum) != crc32.ChecksumIEEE(text[:i]) {
+		return w, false
+	}
+	token, rest, _ := bytes.Cut(bytes.TrimPrefix(text[:i], []byte("token ")), []byte(" "))
+	w.token, err = strconv.ParseUint(string(token), 10, 64)
+	if err != nil || w.token == 0 {
+		return w, false
+	}
+	w.boot, w.rest, _ = bytes.Cut(bytes.TrimPrefix(rest, []byte("boot ")), []byte(" "))
+	return w, true
+}
+
+// trimBlanks returns b without the blanks at its end, of which there are many.
+func trimBlanks(b []byte) []byte {
+	const eight = 0x2020202020202020
+	for len(b) >= 8 && binary.NativeEndian.Uint64(b[len(b)-8:]) == eight {
+		b = b[:len(b)-8]
+	}
+	return bytes.TrimRight(b, " ")
+}
+
+// describe returns all that the line tells. What is missing there stays zero.
+func (w written) describe() note {
+	n := note{token: w.token, boot: string(w.boot)}
+	text := string(w.rest)
 	value := func(key string) string {
-		after, ok := strings.CutPrefix(n.rest, key+" ")
+		after, ok := strings.CutPrefix(text, key+" ")
 		if !ok {
 			return ""
 		}
 		if literal, err := strconv.QuotedPrefix(after); err == nil {
-			n.rest = strings.TrimPrefix(after[len(literal):], " ")
+			text = strings.TrimPrefix(after[len(literal):], " ")
 			s, _ := strconv.Unquote(literal)
 			return s
 		}
 		var word string
-		word, n.rest, _ = strings.Cut(after, " ")
+		word, text, _ = strings.Cut(after, " ")
 		return word
 	}
 	mode := value("mode")
@@ -208,8 +314,11 @@ func (n note) describe() note {
 	return n
 }
 
+var errBusy = errors.New("another process has held it up")
+
 // patience is for what others keep for microseconds only.
 type patience struct {
+	most  time.Duration // zero: guardTimeout
 	began time.Time
 	pause time.Duration
 }
@@ -220,8 +329,11 @@ func (p *patience) nap(ctx context.Context, path string) error {
 	if p.began.IsZero() {
 		p.began, p.pause = time.Now(), 50*time.Microsecond
 	}
-	if time.Since(p.began) > guardTimeout {
-		return &fs.PathError{Op: "lock", Path: path, Err: fmt.Errorf("another process has held it up for %v; is that one stopped?", guardTimeout)}
+	if p.most == 0 {
+		p.most = guardTimeout
+	}
+	if time.Since(p.began) > p.most {
+		return &fs.PathError{Op: "lock", Path: path, Err: fmt.Errorf("%w for %v; is that one stopped?", errBusy, p.most)}
 	}
 	t := time.NewTimer(p.pause/2 + rand.N(p.pause))
 	defer t.Stop()

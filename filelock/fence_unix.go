@@ -8,50 +8,85 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// openFence opens the fence at path and keeps others from it until it is
-// closed. If there is none it is made, with what first returns as its content,
-// and fresh is true.
+// openFence opens the fence of a resource, or takes the one that is open, and
+// keeps others from it until closeFence. If there is none it is made, with n as
+// its content, and fresh is true.
 //
 // It is made complete: the lock on the unfinished file is what decides between
 // several makers, and becomes the lock on the fence with the new name.
-func openFence(ctx context.Context, path string, mode fs.FileMode, first func() []byte) (f fenceFile, fresh bool, err error) {
+func (b *Backend) openFence(ctx context.Context, name *name, n *note, most time.Duration) (c *counter, fresh bool, err error) {
+	if c := b.borrowFence(name); c != nil {
+		f := c.fenceFile.(guarded).file
+		locked, err := f.flock(unix.LOCK_EX)
+		if locked && err == nil && c.current(n.since) {
+			return c, false, nil
+		}
+		f.unlock()
+		f.close()
+	}
+	path := name.fence
 	for {
-		g, err := openGuarded(ctx, path, mode, false)
+		f, err := b.openGuarded(ctx, path, false, most)
 		if err == nil {
-			return guarded{g}, false, nil
+			return &counter{fenceFile: guarded{f}, looked: n.since}, false, nil
 		}
 		if !errors.Is(err, fs.ErrNotExist) {
 			return nil, false, err
 		}
-		g, err = openGuarded(ctx, path+unfinishedSuffix, mode, true)
+		f, err = b.openGuarded(ctx, path+unfinishedSuffix, true, most)
 		if err != nil {
 			return nil, false, err
 		}
 		_, err = os.Lstat(path)
 		if errors.Is(err, fs.ErrNotExist) {
-			err = guarded{g}.finish(path, first())
+			err = guarded{f}.finish(path, n.firstText())
 			if err == nil {
-				return guarded{g}, true, nil
+				return &counter{fenceFile: guarded{f}, looked: n.since}, true, nil
 			}
 		}
-		os.Remove(g.path) // it is locked, so nobody else's work
-		g.close()
+		os.Remove(f.path) // it is locked, so nobody else's work
+		f.close()
 		if err != nil {
 			return nil, false, err
 		}
 	}
 }
 
+// current reports whether the locked fence may be counted in: it wasn't removed,
+// replaced or linked to. That somebody gave it another name is noticed within
+// lookEvery only, unless the lock file is another too.
+func (c *counter) current(now time.Time) bool {
+	f := c.fenceFile.(guarded).file
+	if now.Sub(c.looked) < lookEvery && f.links == 1 {
+		return !f.touched()
+	}
+	current, err := f.current()
+	c.looked = now
+	return current && err == nil && f.links == 1
+}
+
+// closeFence lets others have the fence. If all went well, it stays open for the
+// next count.
+func (b *Backend) closeFence(n *name, c *counter, ok bool) error {
+	f := c.fenceFile.(guarded).file
+	f.unlock()
+	if !ok || !b.lined || f.stuck || !b.keepFence(n, c) {
+		f.close()
+	}
+	return nil
+}
+
 // openGuarded opens a file for reading and writing and waits until nobody else
-// has it open in this way.
-func openGuarded(ctx context.Context, path string, mode fs.FileMode, create bool) (*file, error) {
-	var p patience
+// has it open in this way, but for no longer than most.
+func (b *Backend) openGuarded(ctx context.Context, path string, create bool, most time.Duration) (*file, error) {
+	p := patience{most: most}
 	for {
-		f, err := openFile(path, unix.O_RDWR, mode, create)
+		f, err := b.openFile(path, unix.O_RDWR, b.mode, create)
 		if err != nil {
 			return nil, err
 		}
@@ -105,8 +140,10 @@ func (g guarded) finish(path string, content []byte) error {
 	if err := os.Rename(g.path, path); err != nil {
 		return err
 	}
+	var err error
 	g.path = path
-	return nil
+	g.cpath, err = unix.BytePtrFromString(path)
+	return err
 }
 
 func (g guarded) ReadAt(b []byte, at int64) (n int, err error) {
@@ -139,12 +176,6 @@ func (g guarded) Sync() error {
 	if err != nil {
 		return g.failed("sync", err)
 	}
-	return nil
-}
-
-func (g guarded) Close() error {
-	g.unlock()
-	g.close()
 	return nil
 }
 

@@ -13,24 +13,50 @@ import (
 // A file is one open description of a regular file: what the system's locks
 // belong to.
 type file struct {
-	fd    int
-	path  string
-	id    fileID
-	links uint64 // when it was opened
-	bytes bool   // single bytes of it are locked too
+	fd       int
+	path     string
+	cpath    *byte // the same, as the kernel takes it
+	look           // as it was when it was opened; links as they were last
+	writable bool
+	local    bool // no lock on it is the affair of other hosts
+	bytes    bool // single bytes of it are locked too
+	stuck    bool // something may be locked on it until it is closed
+}
+
+// A look is what can be seen of a file.
+type look struct {
+	id      fileID
+	links   uint64
+	regular bool
 }
 
 // fileID tells files apart as long as they are open.
 type fileID struct{ dev, ino uint64 }
+
+// openFile opens a file; see the function. If the process has too many files
+// open, those that are idle are closed.
+func (b *Backend) openFile(path string, access int, mode fs.FileMode, create bool) (*file, error) {
+	f, err := openFile(path, access, mode, create)
+	if (errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE)) && b.dropIdle() {
+		f, err = openFile(path, access, mode, create)
+	}
+	if err == nil {
+		f.local = b.lined
+	}
+	return f, err
+}
 
 // openFile opens a file, without following a link in its place. access is
 // O_RDWR or O_RDONLY.
 func openFile(path string, access int, mode fs.FileMode, create bool) (*file, error) {
 	// O_NONBLOCK keeps the call from waiting for the other end of a FIFO.
 	const always = unix.O_CLOEXEC | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_NOCTTY
-	f := &file{path: path}
+	f := &file{path: path, writable: access == unix.O_RDWR}
+	var err error
+	if f.cpath, err = unix.BytePtrFromString(path); err != nil {
+		return nil, f.failed("open", err)
+	}
 	for {
-		var err error
 		// Without O_CREAT first: Linux denies that to the existing files of others
 		// in directories like /tmp (sysctl fs.protected_regular).
 		f.fd, err = retry(func() (int, error) { return unix.Open(path, access|always, 0) })
@@ -66,20 +92,16 @@ func openFile(path string, access int, mode fs.FileMode, create bool) (*file, er
 		}
 		break
 	}
-	var st unix.Stat_t
-	if err := unix.Fstat(f.fd, &st); err != nil {
+	if f.look, err = lookAt(f.fd, false); err != nil {
 		f.close()
 		return nil, f.failed("stat", err)
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+	if !f.regular {
 		f.close()
 		return nil, f.failed("open", errNotRegular)
 	}
-	f.id, f.links = idOf(&st), uint64(st.Nlink)
 	return f, nil
 }
-
-func idOf(st *unix.Stat_t) fileID { return fileID{uint64(st.Dev), uint64(st.Ino)} }
 
 var (
 	errNotRegular = errors.New("not a regular file; remove it, or use another directory")
@@ -116,7 +138,7 @@ func (f *file) failed(op string, err error) error {
 
 // flock locks the file without waiting, and reports whether it could.
 func (f *file) flock(how int) (bool, error) {
-	_, err := retry(func() (int, error) { return 0, unix.Flock(f.fd, how|unix.LOCK_NB) })
+	_, err := retry(func() (int, error) { return 0, flock(f.fd, how|unix.LOCK_NB, f.local) })
 	switch err {
 	case nil:
 		return true, nil
@@ -130,22 +152,32 @@ func (f *file) flock(how int) (bool, error) {
 // process for a while.
 func (f *file) unlock() {
 	f.unlockBytes()
-	_ = unix.Flock(f.fd, unix.LOCK_UN) // the close that follows does it too
+	if flock(f.fd, unix.LOCK_UN, f.local) != nil {
+		f.stuck = true
+	}
 }
 
 func (f *file) close() { unix.Close(f.fd) }
 
 // current reports whether the file is still the one of its name.
 func (f *file) current() (bool, error) {
-	var st unix.Stat_t
-	_, err := retry(func() (int, error) { return 0, unix.Lstat(f.path, &st) })
+	l, err := lookUp(f.path, f.cpath)
 	if err == unix.ENOENT {
 		return false, nil
 	}
 	if err != nil {
 		return false, f.failed("stat", err)
 	}
-	return idOf(&st) == f.id, nil
+	f.links = l.links
+	return l.id == f.id, nil
+}
+
+// touched reports whether the file was removed or replaced, or something else was
+// done to its names, since its links were looked at. That it was given another
+// name isn't noticed.
+func (f *file) touched() bool {
+	l, err := lookAt(f.fd, f.local)
+	return err != nil || l.links != f.links
 }
 
 // retry calls a system call again as long as a signal interrupts it.

@@ -15,13 +15,16 @@
 // server and its lease handling.
 //
 // The URL is file:///var/locks, or file: for [DefaultDir]. Its parameters are
-// mode (octal, see [Options.FileMode]) and unsafe_mount=allow.
+// mode (octal, see [Options.FileMode]), tokens=none (see [Options.NoTokens]) and
+// unsafe_mount=allow.
 //
 // # How it locks
 //
 // On Unix, flock(2) on a file in the directory that [FileName] names; after
 // locking, the file must still be the one of that name, else the new one is
-// locked. The file is never removed by a release. The .NET library
+// locked. The file is never removed by a release. On Linux, on local file
+// systems, it stays open then, not locked, for the next lock of the same name; see
+// Limits. The .NET library
 // Medallion.Threading locks the same file in the same way, so that services of
 // both kinds exclude each other; see Limits. On Windows a file is locked by
 // opening it without sharing.
@@ -42,11 +45,12 @@
 //
 // On Linux, on local file systems, a waiter sleeps in inotify(7) until the file
 // is closed by somebody, which the kernel does also for a process that was
-// killed. Waiting processes stand in a line: each locks one byte of the file, at
+// killed. Who releases closes it if somebody waits. Waiting processes stand in a line: each locks one byte of the file, at
 // the offset of the time when it came, and whoever finds no locked byte before
 // its own is next. A waiter that was stopped (SIGSTOP) at the front holds up the
 // others for a quarter of a second at most, since all try now and then without
-// regard to the line. A thousand waiters take a thousand descriptors, one
+// regard to the line. A process that released the lock while nobody waited may
+// get ahead of the line once. A thousand waiters take a thousand descriptors, one
 // inotify instance and no thread.
 //
 // Elsewhere a waiting process tries again after a pause: 1 to 50 ms, and on
@@ -68,7 +72,8 @@
 // # Tokens
 //
 // Every grant counts up a number in the .fence file, which starts at the clock
-// (microseconds since 1970) and is text: cat shows the last two holders. The
+// (microseconds since 1970) and is text: cat shows the last two holders. It stays
+// below 2^53: the clock reaches that in 2255. [distlock.Lock.Token] has ten bits more. The
 // numbers are written without waiting for the disk. What a power cut can take
 // back is made good by the system's boot ID in the file: in a new boot
 // the count leaps by more than was ever handed out since the last flush, or to
@@ -80,7 +85,12 @@
 //
 // # Limits
 //
-// Files stay until [Prune] removes them. The first grant of a resource waits for
+// Files stay until [Prune] removes them. Up to 64 names that were used in the last
+// two seconds have their files open, on Linux and local file systems: two each,
+// three for permits. Until then their file system can't be unmounted. If the
+// process runs out of descriptors they are closed at once.
+//
+// The first grant of a resource waits for
 // the disk once, which takes milliseconds, and on a busy disk a tenth of a second
 // or more; later grants don't. A failed try for a permit opens the files of
 // all permits.
@@ -92,7 +102,13 @@
 // except that it gets no lock while a Go reader has one.
 //
 // A child process that was started without closing its descriptors keeps a
-// killed parent's lock; it doesn't keep one that the parent releases.
+// killed parent's lock, also one that was taken later in a file that was open when
+// the child was made; it doesn't keep one that the parent releases.
+//
+// On Linux, on local file systems, a lock is first tried, and is released, in the
+// caller's own goroutine: these are a few system calls that don't wait. But if the
+// disk hangs, or is slow with the first grant of a resource, the caller is held up
+// for as long, whatever his context says.
 package filelock
 
 import (
@@ -103,6 +119,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/distlock-go/distlock/driver"
@@ -119,6 +136,15 @@ type Options struct {
 	// to reach all of its users. It is right only if all of them are on this host,
 	// in this kernel.
 	AllowUnsafeMount bool
+
+	// NoTokens leaves out fencing tokens, and the files that they are counted in:
+	// an uncontended lock then costs half, and the first of a name doesn't wait for
+	// the disk. Locks have no token. Of holders nothing is known but the kind of
+	// lock, and the process number where the system tells that. As nothing is
+	// written, [Prune] takes all that isn't held for idle once it is old enough. All
+	// who use a directory should agree in this: else a token says nothing of the
+	// grants that have none.
+	NoTokens bool
 }
 
 // Backend locks files in one directory. Its methods are safe for concurrent
@@ -130,11 +156,17 @@ type Backend struct {
 	network   bool   // other hosts may use it: fences are flushed, not bound to a boot
 	lined     bool   // waiters line up and wake each other: Linux, local file system
 	procLocks string // how /proc/locks calls the file system; empty: ask the files
+	noTokens  bool
 	info      driver.Info
 
-	closed chan struct{}
-	mu     sync.Mutex
-	holds  map[*hold]struct{} // nil once closed
+	closed  chan struct{}
+	mu      sync.Mutex
+	holds   map[*hold]struct{} // nil once closed
+	names   map[nameKey]*name
+	uses    uint64 // of names
+	resting bool   // idle files are going to be looked through
+
+	lastOwner atomic.Pointer[ownerText]
 }
 
 // New returns a backend on the lock files in dir, and checks at once that locks
@@ -170,6 +202,9 @@ func New(dir string, o *Options) (*Backend, error) {
 		mode:   o.FileMode,
 		closed: make(chan struct{}),
 		holds:  make(map[*hold]struct{}),
+		names:  make(map[nameKey]*name),
+
+		noTokens: o.NoTokens,
 		info: driver.Info{
 			Name:    "file",
 			Modes:   driver.ModesOf(driver.Exclusive, driver.Shared, driver.Permit),
@@ -182,6 +217,7 @@ func New(dir string, o *Options) (*Backend, error) {
 	}
 	if b.lined {
 		b.info.Modes |= driver.ModesOf(driver.Upgradeable)
+		b.info.AnswersWithin = answersWithin
 	}
 	if b.network {
 		b.info.PollMin, b.info.PollMax = 10*time.Millisecond, time.Second
@@ -204,27 +240,45 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 	if b.isClosed() {
 		return driver.Grant{}, errClosed
 	}
+	n := b.name(r.Resource, r.Mode == driver.Permit)
+	remade := false
 	for {
-		held, err := b.take(ctx, r)
-		if errors.Is(err, fs.ErrNotExist) && b.remake() == nil {
-			held, err = b.take(ctx, r)
-		}
-		if err != nil {
-			return driver.Grant{}, err
-		}
-		h := &hold{backend: b, held: held, resource: r.Resource, mode: r.Mode, owner: r.Owner, freshened: time.Now()}
-		token, err := h.count(ctx, r.Mode)
-		if err == nil && !b.add(h) {
-			err = errClosed
-		}
-		if err == nil {
-			return driver.Grant{Hold: h, Token: token, Session: h.session()}, nil
-		}
-		held.free()
-		if !errors.Is(err, driver.ErrLost) || ctx.Err() != nil {
+		g, err := b.grant(ctx, n, r)
+		switch {
+		case err == nil:
+			return g, nil
+		case errors.Is(err, fs.ErrNotExist) && !remade && b.remake() == nil:
+			remade = true
+		case !errors.Is(err, driver.ErrLost) || ctx.Err() != nil:
 			return driver.Grant{}, err
 		}
 	}
+}
+
+// grant is one attempt of Acquire. The error is driver.ErrLost if the lock file
+// was removed or replaced at that moment.
+func (b *Backend) grant(ctx context.Context, n *name, r driver.Request) (driver.Grant, error) {
+	held, err := b.take(ctx, n, r)
+	if err != nil {
+		return driver.Grant{}, err
+	}
+	h := &hold{backend: b, name: n, held: held, mode: r.Mode, owner: r.Owner}
+	most := guardTimeout
+	if r.Wait == 0 && b.lined {
+		most = answersWithin
+	}
+	token, err := h.count(ctx, r.Mode, most)
+	if errors.Is(err, errBusy) && most == answersWithin {
+		err = driver.ErrHeld // who has time for it learns more
+	}
+	if err == nil && !b.add(h) {
+		err = errClosed
+	}
+	if err != nil {
+		b.free(n, held, false)
+		return driver.Grant{}, err
+	}
+	return driver.Grant{Hold: h, Token: token, Session: h.session()}, nil
 }
 
 // remake makes the directory again after somebody removed it, as cleaners of
@@ -265,6 +319,10 @@ func (b *Backend) isClosed() bool {
 func (b *Backend) Close() error {
 	b.mu.Lock()
 	holds := b.holds
+	var unused []idle
+	for key := range b.names {
+		unused = append(unused, b.forget(key))
+	}
 	b.holds = nil
 	b.mu.Unlock()
 	if holds == nil {
@@ -273,6 +331,9 @@ func (b *Backend) Close() error {
 	close(b.closed)
 	for h := range holds {
 		h.Abandon()
+	}
+	for _, i := range unused {
+		i.close()
 	}
 	return nil
 }
@@ -284,26 +345,32 @@ func (b *Backend) path(resource, suffix string) string {
 
 // A hold is one grant. Where it can be lost it is its own session.
 type hold struct {
-	backend  *Backend
-	resource string
-	owner    driver.Owner
+	backend *Backend
+	name    *name
+	owner   driver.Owner
 
 	mu        sync.Mutex // held during all use of held
 	held      *held      // nil once it ended
 	mode      driver.Mode
 	lost      bool
-	freshened time.Time
+	checked   time.Time // when it was last looked whether it is lost
+	freshened time.Time // zero: not since it began
 }
 
 // count returns the next token, and leaves word of the owner with it. Only then
 // it looks whether the lock is still there: who has it now, if it isn't, gets a
 // larger token. h.mu is held, or nobody else has h yet.
-func (h *hold) count(ctx context.Context, mode driver.Mode) (uint64, error) {
+func (h *hold) count(ctx context.Context, mode driver.Mode, most time.Duration) (uint64, error) {
 	if h.held == nil {
 		return 0, driver.ErrLost
 	}
-	token, err := h.backend.count(ctx, h.resource, mode, h.owner)
+	now := time.Now()
+	token, err := uint64(0), error(nil)
+	if !h.backend.noTokens {
+		token, err = h.backend.count(ctx, h.name, mode, h.owner, now, most)
+	}
 	if err == nil {
+		h.checked = now
 		err = h.held.check()
 	}
 	return token, err
@@ -330,8 +397,8 @@ func (h *hold) Release(context.Context) error {
 	if h.held == nil {
 		return nil
 	}
-	err := h.held.check()
-	h.end().free()
+	err := h.held.checkAgain(time.Since(h.checked))
+	h.backend.free(h.name, h.end(), err == nil)
 	if errors.Is(err, driver.ErrLost) {
 		h.lost = true
 		return err
@@ -345,6 +412,6 @@ func (h *hold) Abandon() {
 	defer h.mu.Unlock()
 	if h.held != nil {
 		h.lost = true
-		h.end().free()
+		h.backend.free(h.name, h.end(), false)
 	}
 }

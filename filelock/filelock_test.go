@@ -224,7 +224,8 @@ func TestFenceIsBusy(t *testing.T) {
 	b := openDir(t, t.TempDir())
 	g := acquire(t, b, driver.Exclusive, "a")
 	release(t, g)
-	f, _, err := openFence(t.Context(), b.path("a", fenceSuffix), 0, nil)
+	n := b.name("a", false)
+	f, _, err := b.openFence(t.Context(), n, &note{since: time.Now()}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -236,11 +237,24 @@ func TestFenceIsBusy(t *testing.T) {
 	if h, err := b.Holders(t.Context(), "a", driver.Exclusive); len(h) > 0 || err != nil {
 		t.Error(h, err)
 	}
+	// A try doesn't hold anybody up for long.
+	for _, queue := range []bool{true, false} {
+		if !b.lined {
+			break
+		}
+		r := request(driver.Exclusive, "a")
+		r.Queue = queue
+		began := time.Now()
+		_, err := b.Acquire(t.Context(), r)
+		if d := time.Since(began); !errors.Is(err, driver.ErrHeld) || d < answersWithin || d > guardTimeout {
+			t.Errorf("a try: %v after %v", err, d)
+		}
+	}
 	p := patience{began: time.Now().Add(-2 * guardTimeout)}
 	if err := p.nap(t.Context(), "x"); err == nil || errors.Is(err, driver.ErrHeld) {
 		t.Error(err)
 	}
-	if err := f.Close(); err != nil {
+	if err := b.closeFence(n, f, true); err != nil {
 		t.Error(err)
 	}
 	if next := acquire(t, b, driver.Exclusive, "a"); next.Token != g.Token+1 {
@@ -301,7 +315,7 @@ func TestFenceText(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, text)
 		}
 	}
-	if now := uint64(time.Now().UnixMicro()); g.Token < uint64(before.UnixMicro()) || g.Token > now || g.Token >= 1<<53 {
+	if now := clockToken(time.Now()); g.Token < clockToken(before) || g.Token > now || g.Token >= 1<<53 {
 		t.Errorf("token %d at %d", g.Token, now)
 	}
 	holders, err := b.Holders(t.Context(), "a", driver.Exclusive)
@@ -323,8 +337,8 @@ func TestNoteFits(t *testing.T) {
 			owner: driver.Owner{Host: s, PID: math.MaxInt32, Program: s, Note: s},
 		}
 		line := n.appendLine(nil)
-		got, ok := parseLine(line)
-		got = got.describe()
+		read, ok := parseLine(line)
+		got := read.describe()
 		if len(line) != slotSize || !ok || got.token != n.token || got.boot != n.boot || got.mode != n.mode || got.owner.PID != n.owner.PID {
 			t.Errorf("%.20q: %d bytes, %v, %+v\n%s", s, len(line), ok, got, line)
 		}
@@ -371,7 +385,7 @@ func TestTokenAfter(t *testing.T) {
 	b := openDir(t, t.TempDir())
 	torn := line(99, bootID())
 	torn[20] ^= 1
-	future := uint64(time.Now().Add(time.Hour).UnixMicro())
+	future := clockToken(time.Now().Add(time.Hour))
 	for name, c := range map[string]struct {
 		lines [][]byte
 		least uint64
@@ -381,7 +395,7 @@ func TestTokenAfter(t *testing.T) {
 		"second of two":      {[][]byte{line(40, bootID()), line(41, bootID())}, 42, true},
 		"first only":         {[][]byte{line(41, bootID()), blankLine}, 42, true},
 		"cut off":            {[][]byte{line(41, bootID())}, 41 + leap, false},
-		"other boot":         {[][]byte{line(41, "x"), blankLine}, uint64(time.Now().UnixMicro()), false},
+		"other boot":         {[][]byte{line(41, "x"), blankLine}, clockToken(time.Now()), false},
 		"other boot, future": {[][]byte{line(future, "x"), blankLine}, future + leap, true},
 		"other line torn":    {[][]byte{line(future, bootID()), torn}, future + leap, true},
 	} {
@@ -403,7 +417,8 @@ func TestDamagedFence(t *testing.T) {
 		"short":  "token 12",
 		"blank":  string(blankLine) + string(blankLine),
 		"zeroed": strings.Repeat("\x00", 2*slotSize),
-		"full":   string(line(math.MaxInt64, bootID())) + string(blankLine),
+		"full":   string(line(1<<53-1, bootID())) + string(blankLine),
+		"leap":   string(line(1<<53-leap, "x")) + string(blankLine),
 		"zero":   string(line(0, bootID())) + string(blankLine),
 	} {
 		for _, mode := range []driver.Mode{driver.Exclusive, driver.Shared} {
@@ -494,6 +509,7 @@ func TestURL(t *testing.T) {
 		"file://":                                {"", Options{}},
 		"file:?mode=0660":                        {"", Options{FileMode: 0o660}},
 		"file:///d?mode=0666&unsafe_mount=allow": {"/d", Options{FileMode: 0o666, AllowUnsafeMount: true}},
+		"file:///d?tokens=none":                  {"/d", Options{NoTokens: true}},
 		"file:///d?unsafe_mount=allow&mode=640&&&&&&": {"/d", Options{FileMode: 0o640, AllowUnsafeMount: true}},
 	} {
 		u, err := url.Parse(raw)
@@ -508,6 +524,7 @@ func TestURL(t *testing.T) {
 	for _, raw := range []string{
 		"file:foo", "file:./foo", "file://var/locks", "file://user@/var", "file:///a#b", "file:///a?b=c", "file:///a?mode=", "file:///a?mode=9",
 		"file:///a?mode=0444", "file:///a?mode=01777", "file:///a?unsafe_mount=yes", "file:///a?unsafe_mount", "file:///a?mode=0666&mode=0660", "file:///a?mode=%zz",
+		"file:///a?tokens=no", "file:///a?tokens",
 		"file:///a%00b", "file:///a?Mode=0666",
 	} {
 		_, err := distlock.Open(t.Context(), raw, nil)
@@ -532,6 +549,51 @@ func TestOpen(t *testing.T) {
 	}
 	if err := lock.Release(); err != nil {
 		t.Error(err)
+	}
+}
+
+// Without tokens nothing is written, and nobody has one.
+func TestNoTokens(t *testing.T) {
+	dir := t.TempDir()
+	b, err := New(dir, &Options{NoTokens: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := distlock.New(b, nil)
+	defer l.Close()
+	for _, opts := range [][]distlock.AcquireOption{nil, {distlock.Shared()}, {distlock.Upgradeable()}, {distlock.Semaphore(2)}} {
+		lock, err := l.Acquire(t.Context(), "a", opts...)
+		if errors.Is(err, errors.ErrUnsupported) {
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if token, ok := lock.Token(); ok || token != 0 {
+			t.Error(token, ok)
+		}
+		holders, err := l.Holders(t.Context(), "a", opts...)
+		if err != nil || len(holders) != 1 || !holders[0].Since.IsZero() || holders[0].Token != 0 {
+			t.Errorf("%+v, %v", holders, err)
+		}
+		if len(opts) > 0 && runtime.GOOS == "linux" && b.info.Modes.Has(driver.Upgradeable) {
+			switch err := lock.Upgrade(t.Context()); {
+			case err == nil:
+				if token, ok := lock.Token(); ok || token != 0 {
+					t.Error(token, ok)
+				}
+			case !errors.Is(err, errors.ErrUnsupported):
+				t.Error(err)
+			}
+		}
+		if err := lock.Release(); err != nil {
+			t.Error(err)
+		}
+	}
+	for name := range names(t, dir) {
+		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Size() > 0 || strings.HasSuffix(name, "fence") {
+			t.Errorf("%s is there: %v", name, err)
+		}
 	}
 }
 
@@ -579,7 +641,7 @@ func TestPrune(t *testing.T) {
 			release(t, acquire(t, b, mode, resource))
 		}
 	}
-	old := uint64(time.Now().Add(-47 * time.Hour).UnixMicro())
+	old := clockToken(time.Now().Add(-47 * time.Hour))
 	fence(t, b, "old", line(old, bootID()), blankLine)
 	for _, other := range []string{"mine.lock", "-" + FileName("x"), FileName("x") + "~", strings.ToLower(FileName("x"))} {
 		if err := os.WriteFile(filepath.Join(dir, other), nil, 0o600); err != nil {

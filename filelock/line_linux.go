@@ -29,6 +29,17 @@ func now() int64 {
 	return t.Nano()
 }
 
+// flock is flock(2). Without waiting, and on a local file system, that is nothing
+// but memory, and the runtime needn't be told that this thread may be gone for
+// long.
+func flock(fd, how int, local bool) error {
+	if !local {
+		return unix.Flock(fd, how)
+	}
+	_, _, e := unix.RawSyscall(unix.SYS_FLOCK, uintptr(fd), uintptr(how), 0)
+	return errorOf(e)
+}
+
 // fcntl locks or unlocks one byte.
 func (f *file) fcntl(kind int16, at int64) (bool, error) {
 	l := unix.Flock_t{Type: kind, Start: at, Len: 1}
@@ -49,7 +60,11 @@ func (f *file) stand(place int64) error {
 	return err
 }
 
-func (f *file) leave(place int64) { _, _ = f.fcntl(unix.F_UNLCK, place) }
+func (f *file) leave(place int64) {
+	if _, err := f.fcntl(unix.F_UNLCK, place); err != nil {
+		f.stuck = true
+	}
+}
 
 // isFirst reports whether nobody else stands before the place.
 func (f *file) isFirst(place int64) (bool, error) {
@@ -107,8 +122,11 @@ func (f *file) lock(mode driver.Mode, lined bool) error {
 func (f *file) unlockBytes() {
 	if f.bytes {
 		f.bytes = false
-		_, _ = f.fcntl(unix.F_UNLCK, readers)
-		_, _ = f.fcntl(unix.F_UNLCK, upgrades)
+		_, one := f.fcntl(unix.F_UNLCK, readers)
+		_, two := f.fcntl(unix.F_UNLCK, upgrades)
+		if one != nil || two != nil {
+			f.stuck = true
+		}
 	}
 }
 

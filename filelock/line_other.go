@@ -10,8 +10,13 @@ import (
 	"github.com/distlock-go/distlock/driver"
 )
 
-// line is for backends that are lined, which there are none of here.
-func (a *attempt) line(ctx context.Context) error { return a.try(ctx) }
+// line acquires. There is no line here.
+func (a *attempt) line(ctx context.Context) (*held, error) { return a.try(ctx) }
+
+// isFirst is asked of backends that are lined only, which there are none of here.
+func (f *file) isFirst(int64) (bool, error) { return false, nil }
+
+const lineEnd = 0
 
 // lock locks the file in a mode, or returns driver.ErrHeld.
 func (f *file) lock(mode driver.Mode, _ bool) error {
@@ -27,5 +32,7 @@ func (f *file) lock(mode driver.Mode, _ bool) error {
 }
 
 func (f *file) unlockBytes() {}
+
+func flock(fd, how int, _ bool) error { return unix.Flock(fd, how) }
 
 func (b *Backend) probeLine(one, two *file) error { return nil }

@@ -20,9 +20,18 @@ import (
 // meanwhile, so that it can't be lost.
 type held struct{ handle windows.Handle }
 
-func (h *held) free() { windows.CloseHandle(h.handle) }
+// free closes the file. While it is open nobody else can have it, so that it
+// can't be kept for later.
+func (b *Backend) free(_ *name, h *held, _ bool) { windows.CloseHandle(h.handle) }
+
+// idle is nothing here; see free.
+type idle struct{}
+
+func (idle) close() {}
 
 func (h *held) check() error { return nil }
+
+func (h *held) checkAgain(time.Duration) error { return nil }
 
 func (h *hold) session() driver.Session { return nil }
 
@@ -35,13 +44,13 @@ func (b *Backend) examine(bool) error {
 	return errors.Join(f.Close(), os.Remove(f.Name()))
 }
 
-func (b *Backend) take(ctx context.Context, r driver.Request) (*held, error) {
+func (b *Backend) take(ctx context.Context, n *name, r driver.Request) (*held, error) {
 	if r.Mode != driver.Permit {
-		return lock(ctx, b.path(r.Resource, lockSuffix), r.Mode)
+		return lock(ctx, n.queue, r.Mode)
 	}
 	start := rand.IntN(r.Limit)
 	for i := range r.Limit {
-		h, err := lock(ctx, b.path(r.Resource, permitSuffix+strconv.Itoa((start+i)%r.Limit)), driver.Exclusive)
+		h, err := lock(ctx, n.base+permitSuffix+strconv.Itoa((start+i)%r.Limit), driver.Exclusive)
 		if !errors.Is(err, driver.ErrHeld) {
 			return h, err
 		}
@@ -110,16 +119,16 @@ func longPath(path string) string {
 	return `\\?\` + path
 }
 
-// openFence opens the fence at path and keeps others from it until it is
-// closed. If there is none it is made, with what first returns as its content,
-// and fresh is true.
-func openFence(ctx context.Context, path string, _ fs.FileMode, first func() []byte) (f fenceFile, fresh bool, err error) {
-	var p patience
+// openFence opens the fence of a resource and keeps others from it until it is
+// closed. If there is none it is made, with n as its content, and fresh is true.
+func (b *Backend) openFence(ctx context.Context, name *name, n *note, most time.Duration) (c *counter, fresh bool, err error) {
+	p := patience{most: most}
+	path := name.fence
 	for {
 		h, err := open(ctx, path, windows.GENERIC_READ|windows.GENERIC_WRITE, 0, windows.OPEN_EXISTING)
 		switch {
 		case err == nil:
-			return os.NewFile(uintptr(h), path), false, nil
+			return &counter{fenceFile: os.NewFile(uintptr(h), path)}, false, nil
 		case errors.Is(err, windows.ERROR_SHARING_VIOLATION):
 			if err := p.nap(ctx, path); err != nil {
 				return nil, false, err
@@ -128,10 +137,14 @@ func openFence(ctx context.Context, path string, _ fs.FileMode, first func() []b
 		case !errors.Is(err, fs.ErrNotExist):
 			return nil, false, err
 		}
-		if err := makeFence(path, first()); err != nil && !errors.Is(err, fs.ErrExist) {
+		if err := makeFence(path, n.firstText()); err != nil && !errors.Is(err, fs.ErrExist) {
 			return nil, false, err
 		}
 	}
+}
+
+func (b *Backend) closeFence(_ *name, c *counter, _ bool) error {
+	return c.fenceFile.(*os.File).Close()
 }
 
 // makeFence gives a complete file the name, unless there is one by now. Its

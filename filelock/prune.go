@@ -20,7 +20,8 @@ const fenceMargin = 24 * time.Hour
 // granted for the time idle, and returns how many files it removed. It is safe
 // beside everything that this package does, on all hosts, and looks at no files
 // but those that this package makes. A token file whose count isn't behind the
-// clock by a day stays, so that tokens never repeat.
+// clock by a day stays, so that tokens never repeat. Where there are no tokens (see
+// [Options.NoTokens]), what nobody holds goes when it is as old as idle.
 //
 // It isn't safe beside .NET processes that use the same resource just then,
 // after idle has passed without any Go process doing so.
@@ -92,7 +93,7 @@ func (p *pruning) remove(path string) bool {
 	if strings.HasSuffix(path, "fence") {
 		may = func(content []byte) bool {
 			last, _, _ := newest(content)
-			return last.token > 0 && last.token < uint64(time.Now().Add(-fenceMargin).UnixMicro())
+			return last.token > 0 && last.token < clockToken(time.Now().Add(-fenceMargin))
 		}
 	}
 	removed, err := removeIdle(path, p.before, may)

@@ -42,7 +42,7 @@ func parseURL(u *url.URL) (dir string, o Options, err error) {
 	case strings.Contains(u.Path, "\x00"):
 		return "", o, fmt.Errorf("a NUL in the path: %s", forms)
 	}
-	const parameters = "the parameters are mode=OCTAL and unsafe_mount=allow"
+	const parameters = "the parameters are mode=OCTAL, tokens=none and unsafe_mount=allow"
 	query, err := url.ParseQuery(u.RawQuery)
 	if err != nil {
 		return "", o, fmt.Errorf("the query can't be parsed; %s", parameters)
@@ -58,6 +58,11 @@ func parseURL(u *url.URL) (dir string, o Options, err error) {
 				return "", o, fmt.Errorf("mode %q: it is octal, like 0660, and the owner must be able to read and write", value)
 			}
 			o.FileMode = fs.FileMode(mode)
+		case "tokens":
+			if value != "none" {
+				return "", o, fmt.Errorf("tokens %q: the only value is none", value)
+			}
+			o.NoTokens = true
 		case "unsafe_mount":
 			if value != "allow" {
 				return "", o, fmt.Errorf("unsafe_mount %q: the only value is allow", value)

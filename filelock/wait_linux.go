@@ -13,55 +13,71 @@ import (
 )
 
 // line acquires with regard to others who wait.
-func (a *attempt) line(ctx context.Context) error {
+func (a *attempt) line(ctx context.Context) (*held, error) {
+	if !a.backend.lined {
+		return a.try(ctx)
+	}
 	if a.request.Wait > 0 {
 		return a.wait(ctx)
 	}
-	empty, err := a.queue.isFirst(lineEnd)
-	if err != nil {
-		return err
-	}
-	if !empty && a.request.Queue {
-		return driver.ErrHeld
+	// Who finds the lock free, and nobody was waiting when this process let it go,
+	// can get ahead of somebody who is about to wake up. That costs him one turn:
+	// then the file is closed.
+	empty := a.spare != nil && a.request.Mode == driver.Exclusive
+	if !empty {
+		var err error
+		if empty, err = a.queue.isFirst(lineEnd); err != nil {
+			return nil, err
+		}
+		if !empty && a.request.Queue {
+			return nil, driver.ErrHeld
+		}
 	}
 	return a.tryFrom(ctx, empty)
 }
 
 // tryFrom is try for somebody who may not be first in the line. Beside holders
 // that it is compatible with, it must not overtake those who aren't.
-func (a *attempt) tryFrom(ctx context.Context, first bool) error {
+func (a *attempt) tryFrom(ctx context.Context, first bool) (*held, error) {
 	if m := a.request.Mode; first || m == driver.Exclusive || m == driver.Permit {
 		return a.try(ctx)
 	}
 	// So it takes the lock only if nobody has it at all.
 	alone, err := a.queue.flock(unix.LOCK_EX)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if !alone {
-		return driver.ErrHeld
+		return nil, driver.ErrHeld
 	}
-	if err := a.try(ctx); err != nil {
+	h, err := a.try(ctx)
+	if err != nil {
 		a.queue.unlock()
-		return err
 	}
-	return nil
+	return h, err
 }
 
 // wait waits in the line.
-func (a *attempt) wait(ctx context.Context) error {
+func (a *attempt) wait(ctx context.Context) (*held, error) {
+	var h *held
 	w := waiter{
 		place:  now(),
 		queue:  func() *file { return a.queue },
 		reopen: a.open,
-		try:    func(first bool) error { return a.tryFrom(ctx, first) },
+		try: func(first bool) (err error) {
+			h, err = a.tryFrom(ctx, first)
+			return err
+		},
 		closed: a.backend.closed,
 	}
 	err := w.wait(ctx, a.request.Wait)
-	if err == nil && a.request.Mode != driver.Exclusive {
+	if err != nil {
+		return nil, err
+	}
+	if a.request.Mode != driver.Exclusive {
 		a.queue.ring() // the next in line may have it at the same time
 	}
-	return err
+	return h, nil
 }
 
 // A waiter is somebody who waits for something that others free by closing a
@@ -183,7 +199,7 @@ func (h *hold) Upgrade(ctx context.Context, wait time.Duration) (uint64, error) 
 
 	// In the line stands a description of its own: the held one may be closed at
 	// any time, if the session is given up.
-	queue, err := openFile(path, unix.O_RDONLY, 0, false)
+	queue, err := h.backend.openFile(path, unix.O_RDONLY, 0, false)
 	if err != nil {
 		return 0, h.whyNot(err)
 	}
@@ -208,10 +224,17 @@ func (h *hold) Upgrade(ctx context.Context, wait time.Duration) (uint64, error) 
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	token, err := h.count(ctx, driver.Exclusive)
+	most := guardTimeout
+	if wait == 0 {
+		most = answersWithin
+	}
+	token, err := h.count(ctx, driver.Exclusive, most)
 	if err != nil {
 		if h.held != nil {
 			_, _ = h.held.file.fcntl(unix.F_UNLCK, readers)
+		}
+		if errors.Is(err, errBusy) && wait == 0 {
+			err = driver.ErrHeld
 		}
 		return 0, err
 	}

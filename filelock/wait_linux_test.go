@@ -862,9 +862,9 @@ func TestReadOnly(t *testing.T) {
 	dir := mountTmpfs(t, "size=64k")
 	b := openDir(t, dir)
 	release(t, acquire(t, b, driver.Exclusive, "old"))
-	if err := unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
-		t.Fatal(err)
-	}
+	eventually(t, "nothing is open any more", func() bool {
+		return unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, "") == nil
+	})
 	if _, err := New(dir, nil); !errors.Is(err, unix.EROFS) {
 		t.Error(err)
 	}
