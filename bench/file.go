@@ -5,7 +5,6 @@ package main
 import (
 	"context"
 	"errors"
-	"net/url"
 	"os"
 	"path/filepath"
 	"time"
@@ -14,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/distlock-go/distlock"
-	_ "github.com/distlock-go/distlock/filelock"
+	"github.com/distlock-go/distlock/filelock"
 )
 
 var fileTests = []string{"uncontended", "names", "hot", "handover", "hold"}
@@ -31,17 +30,18 @@ var file = backend{
 			name: "gofrs/flock", role: peer, note: "TryLockContext, which tries each 10 ms, and Unlock; a Flock for each goroutine", module: "github.com/gofrs/flock", tests: fileTests,
 			open: func(_ context.Context, p place) (locker, error) { return flocks{p.Dir}, nil },
 		},
-		fileLocks("distlock", "filelock, with its tokens", ""),
+		fileLocks("distlock", "filelock, with its tokens", nil),
+		fileLocks("distlock, no tokens", "filelock with NoTokens", &filelock.Options{NoTokens: true}),
 	},
 }
 
-func fileLocks(name, note, query string) *contender {
-	return &contender{name: name, role: ours, note: note, tests: fileTests, open: func(ctx context.Context, p place) (locker, error) {
-		l, err := distlock.Open(ctx, (&url.URL{Scheme: "file", Path: p.Dir, RawQuery: query}).String(), nil)
+func fileLocks(name, note string, o *filelock.Options) *contender {
+	return &contender{name: name, role: ours, note: note, tests: fileTests, open: func(_ context.Context, p place) (locker, error) {
+		b, err := filelock.New(p.Dir, o)
 		if err != nil {
 			return nil, err
 		}
-		return usual(l), nil
+		return usual(distlock.New(b, nil)), nil
 	}}
 }
 
