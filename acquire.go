@@ -125,7 +125,6 @@ func (l *Locker) enterInProcess(ctx context.Context, h *holding, resource string
 
 // enter takes the holding's place in the queue and words the queue's errors.
 func (l *Locker) enter(ctx context.Context, h *holding, resource string, r *request, waiting func()) (queue.Admission, error) {
-	h.place.Value = (*inQueue)(h)
 	wait := r.left()
 	if r.timeout != 0 {
 		wait = max(wait, 1) // time that is over is no single try, which may take longer
@@ -171,9 +170,11 @@ func timedOut(r *request, contended bool) error {
 func (l *Locker) acquireFromStore(ctx context.Context, h *holding, resource string, r *request, waiting func()) (passed bool, err error) {
 	l.begin()
 	defer l.end()
-	admission, err := l.enter(ctx, h, resource, r, waiting)
-	if err != nil {
-		return false, err
+	var admission queue.Admission
+	if !l.queue.EnterFree(&h.place, resource, r.mode, r.limit, l.gate) {
+		if admission, err = l.enter(ctx, h, resource, r, waiting); err != nil {
+			return false, err
+		}
 	}
 	returned := false
 	defer func() {
@@ -206,33 +207,17 @@ func (l *Locker) askFromPlace(ctx context.Context, h *holding, resource string, 
 			return held, err
 		}
 	}
-	contended := admission.Waited
-	noteWaiting := func() {
-		if contended {
-			return
-		}
-		contended = true
-		l.queue.Contend(&h.place)
-		if waiting != nil {
-			waiting()
-		}
-	}
-	req := driver.Request{
-		Resource: resource, Mode: r.mode, Limit: r.limit, TTL: l.options.TTL, Owner: l.newOwner(),
+	q := &acquisition{
+		locker: l, h: h, waiting: waiting, contended: admission.Waited,
+		req: driver.Request{
+			Resource: resource, Mode: r.mode, Limit: r.limit, TTL: l.options.TTL, Owner: l.newOwner(),
+		},
 	}
 	refusal, _ := admission.Note.(answer)
 	for {
-		a, pending, err := l.ask(ctx, r, contended, noteWaiting, refusal, func(ctx context.Context, wait time.Duration, queue bool) (driver.Grant, error) {
-			req := req
-			req.Wait, req.Queue = wait, queue
-			g, err := l.backend.Acquire(ctx, req)
-			if err == nil && g.Hold == nil {
-				err = errNothing
-			}
-			return g, err
-		})
+		a, pending, err := l.ask(ctx, r, q.contended, refusal, q)
 		if pending != nil {
-			l.inBackground(func() { l.reclaim(pending, h, req) })
+			l.inBackground(func() { l.reclaim(pending, h, q.req) })
 			return false, err
 		}
 		if err != nil {
@@ -242,14 +227,14 @@ func (l *Locker) askFromPlace(ctx context.Context, h *holding, resource string, 
 			}
 			l.queue.Leave(&h.place)
 			if !a.definite() {
-				l.inBackground(func() { l.undo(req) })
+				l.inBackground(func() { l.undo(q.req) })
 			}
 			return false, err
 		}
 		refusal = answer{}
 		t := newTenure(a.grant.Hold, h, r)
 		if t.token, err = fencingToken(a.grant.Token); err == nil {
-			err = l.stopped(ctx, contended)
+			err = l.stopped(ctx, q.contended)
 		}
 		if err != nil {
 			l.giveUp(t, h)
@@ -270,7 +255,37 @@ func (l *Locker) askFromPlace(ctx context.Context, h *holding, resource string, 
 			l.queue.Leave(&h.place)
 			return false, err
 		}
-		req.Owner = l.newOwner() // what is still done about the grant before must not hit the next
+		q.req.Owner = l.newOwner() // what is still done about the grant before must not hit the next
+	}
+}
+
+// An acquisition is what is asked of the store for one holding.
+type acquisition struct {
+	locker    *Locker
+	h         *holding
+	req       driver.Request
+	contended bool   // the resource was seen to be held
+	waiting   func() // of the Trace; or nil
+}
+
+func (q *acquisition) put(ctx context.Context, wait time.Duration, queue bool) (driver.Grant, error) {
+	req := q.req
+	req.Wait, req.Queue = wait, queue
+	g, err := q.locker.backend.Acquire(ctx, req)
+	if err == nil && g.Hold == nil {
+		err = errNothing
+	}
+	return g, err
+}
+
+func (q *acquisition) refused() {
+	if q.contended {
+		return
+	}
+	q.contended = true
+	q.locker.queue.Contend(&q.h.place)
+	if q.waiting != nil {
+		q.waiting()
 	}
 }
 
@@ -358,16 +373,18 @@ func (a answer) definite() bool {
 	return errors.Is(a.err, driver.ErrHeld) || errors.Is(a.err, errors.ErrUnsupported) || errors.Is(a.err, ErrDeadlock)
 }
 
-// question is one call of the backend.
-type question = func(ctx context.Context, wait time.Duration, queue bool) (driver.Grant, error)
+// A question is one call of the backend, which may be made again and again.
+type question interface {
+	put(ctx context.Context, wait time.Duration, queue bool) (driver.Grant, error)
+	refused() // it was, and will be asked again
+}
 
 // ask asks the store until it grants, fails, or the time or ctx is over. The
-// first try doesn't wait, so that contention is always seen; waiting, if not
-// nil, is called then. What the store told somebody else a moment ago, before, if
-// that isn't zero, stands for the first try. If the last question is unanswered
-// when ask returns, its answer will come through pending, and the error says why
-// it wasn't waited for.
-func (l *Locker) ask(ctx context.Context, r *request, contended bool, waiting func(), before answer, q question) (a answer, pending <-chan answer, err error) {
+// first try doesn't wait, so that contention is always seen. What the store told
+// somebody else a moment ago, before, if that isn't zero, stands for it. If the
+// last question is unanswered when ask returns, its answer will come through
+// pending, and the error says why it wasn't waited for.
+func (l *Locker) ask(ctx context.Context, r *request, contended bool, before answer, q question) (a answer, pending <-chan answer, err error) {
 	inherited := before.err != nil && l.pollMin > 0
 	if inherited {
 		a = before
@@ -381,9 +398,7 @@ func (l *Locker) ask(ctx context.Context, r *request, contended bool, waiting fu
 			return a, pending, err
 		}
 	}
-	if waiting != nil {
-		waiting()
-	}
+	q.refused()
 	pause, most := l.pollMin, l.pollMax
 	if pause <= 0 {
 		pause = shortestPause
@@ -471,7 +486,7 @@ func (l *Locker) askOnce(ctx context.Context, r *request, contended bool, limit 
 // put puts the question.
 func (l *Locker) put(ctx context.Context, q question, wait time.Duration, queue bool) answer {
 	a := answer{sent: l.now()}
-	a.grant, a.err = q(ctx, wait, queue)
+	a.grant, a.err = q.put(ctx, wait, queue)
 	if !a.grant.Sent.IsZero() {
 		a.sent = l.now().at(a.grant.Sent)
 	}

@@ -391,6 +391,7 @@ func (l *Locker) newHolding() *holding {
 	}{}
 	h := &all.holding
 	h.locker, h.more = l, &all.details
+	h.place.Value = (*inQueue)(h)
 	h.more.watched = &all.watched
 	if l.watching { // else nobody is told, and it costs as much as all the rest
 		runtime.Callers(4, all.watched.site[:])

@@ -71,10 +71,7 @@ func (h *holding) tryUpgrade(ctx context.Context, r *request) error {
 		done()
 		return h.over()
 	}
-	a, pending, err := l.ask(held, r, waited, nil, answer{}, func(ctx context.Context, wait time.Duration, _ bool) (driver.Grant, error) {
-		token, err := upgrader.Upgrade(ctx, wait)
-		return driver.Grant{Token: token}, err
-	})
+	a, pending, err := l.ask(held, r, waited, answer{}, upgrading{upgrader})
 	switch {
 	case pending != nil:
 		l.inBackground(func() {
@@ -94,6 +91,16 @@ func (h *holding) tryUpgrade(ctx context.Context, r *request) error {
 	}
 	return err
 }
+
+// upgrading asks for the upgrade of a hold.
+type upgrading struct{ driver.Upgrader }
+
+func (u upgrading) put(ctx context.Context, wait time.Duration, _ bool) (driver.Grant, error) {
+	token, err := u.Upgrade(ctx, wait)
+	return driver.Grant{Token: token}, err
+}
+
+func (upgrading) refused() {}
 
 // notUpgraded undoes what an upgrade that failed did in this process.
 func (h *holding) notUpgraded(t *tenure, err error) {
