@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/bits"
 	"slices"
 	"strconv"
 	"strings"
@@ -121,6 +122,24 @@ func (d *dialect) Took(s *dbsession.Step) bool {
 	}
 }
 
+// Fills implements [dbsession.Filler].
+func (d *dialect) Fills(v dbsession.Verb) bool { return v == doRelease || v == doGet || v == doGetLock }
+
+// neverHeld and noGate are names of locks that nobody takes.
+const (
+	neverHeld = slotsStart + "never"
+	noGate    = slotsStart + "no-gate"
+)
+
+// places returns how many places for the verb a statement with n steps has: few
+// numbers make few statements, and a place that nobody needs costs little.
+func (d *dialect) places(v dbsession.Verb, n int) int {
+	if n == 0 || !d.Fills(v) {
+		return n
+	}
+	return 1 << bits.Len(uint(n-1))
+}
+
 // Run implements [dbsession.Dialect].
 func (d *dialect) Run(_ context.Context, c *dbsession.Conn, steps []*dbsession.Step) error {
 	if d.Solo(steps[0].Verb) {
@@ -132,10 +151,17 @@ func (d *dialect) Run(_ context.Context, c *dbsession.Conn, steps []*dbsession.S
 		sh[s.Verb]++
 		n += d.args(s)
 	}
+	var missing shape
+	for v := range sh {
+		places := d.places(dbsession.Verb(v), int(sh[v]))
+		missing[v] = uint8(places) - sh[v]
+		n += int(missing[v])
+		sh[v] = uint8(places)
+	}
 	args := c.Args(n)
 	n = 0
-	add := func(v string) { args[n].Value = v; n++ }
-	for _, s := range steps {
+	add := func(v any) { args[n].Value = v; n++ }
+	for i, s := range steps {
 		switch s.Verb {
 		case dbsession.Ping:
 		case doCountFree:
@@ -143,12 +169,25 @@ func (d *dialect) Run(_ context.Context, c *dbsession.Conn, steps []*dbsession.S
 				add(check)
 			}
 		default:
-			add(s.Key)
+			add(s.KeyArg())
 			if len(s.Checks) > 0 {
 				for _, check := range s.Checks {
 					add(check)
 				}
-				add(s.Key)
+				add(s.KeyArg())
+			}
+		}
+		if i+1 == len(steps) || steps[i+1].Verb != s.Verb {
+			if missing[s.Verb] > 0 {
+				// The session has its own mark for as long as it lives, however often it is
+				// granted.
+				var idle any = neverHeld
+				if s.Verb != doRelease {
+					idle = c.State
+				}
+				for range missing[s.Verb] {
+					add(idle)
+				}
 			}
 		}
 	}
@@ -159,7 +198,7 @@ func (d *dialect) Run(_ context.Context, c *dbsession.Conn, steps []*dbsession.S
 	quiet := true
 	if sh[doGetLock] > 0 && d.slots > 0 {
 		var free dbsession.Step
-		if err := free.Set(row[len(steps)]); err != nil {
+		if err := free.Set(row[len(row)-1]); err != nil {
 			return err
 		}
 		quiet = free.Result == readingSessions
@@ -172,6 +211,9 @@ func (d *dialect) Run(_ context.Context, c *dbsession.Conn, steps []*dbsession.S
 		if s.Verb == doGetLock && s.Result == 1 && !quiet {
 			s.Result = 3
 		}
+		if i+1 < len(steps) && steps[i+1].Verb != s.Verb {
+			row = row[missing[s.Verb]:]
+		}
 	}
 	return nil
 }
@@ -180,6 +222,9 @@ func (d *dialect) Run(_ context.Context, c *dbsession.Conn, steps []*dbsession.S
 // mode. Each has one of as many locks, so that those who take a lock
 // exclusively need not look for its readers as long as nobody reads anything.
 const readingSessions = 32
+
+// readingKey is what this process claims for the mark that it has.
+const readingKey = slotsStart + "reading"
 
 // readingName returns the name of one of these locks.
 func readingName(i int) string { return fmt.Sprintf("%sreading/%d", slotsStart, i) }
@@ -398,4 +443,5 @@ func explain(err error) error {
 var (
 	_ dbsession.Dialect     = (*dialect)(nil)
 	_ dbsession.Interrupter = (*dialect)(nil)
+	_ dbsession.Filler      = (*dialect)(nil)
 )

@@ -746,3 +746,50 @@ func TestTLS(t *testing.T) {
 		}
 	})
 }
+
+// After Close, of the backend or of the connection, it says so, and takes nothing.
+func TestOnConnAfterClose(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		c, err := s.pool(t, s.addr).Conn(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		name := strings.ToLower(t.Name())
+		r := driver.Request{Resource: name}
+		b := OnConn(c)
+		g, err := b.Acquire(t.Context(), r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := b.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.Acquire(t.Context(), r); !errors.Is(err, errConnClosed) || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrLost) {
+			t.Errorf("after Close: %v", err)
+		}
+		if n := s.number(t, "SELECT IS_FREE_LOCK(?)", LockName(name)); n != 1 {
+			t.Error("it is held after Close")
+		}
+		if err := g.Hold.Release(t.Context()); err != nil {
+			t.Errorf("Release of what Close released: %v", err)
+		}
+		if err := b.Close(); err != nil {
+			t.Errorf("Close, again: %v", err)
+		}
+		// The connection is the caller's still.
+		again := OnConn(c)
+		if g, err = again.Acquire(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+		if err := g.Hold.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+		c.Close()
+		for _, b := range []*ConnBackend{again, OnConn(c)} {
+			if _, err := b.Acquire(t.Context(), r); !errors.Is(err, sql.ErrConnDone) || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrLost) {
+				t.Errorf("on a connection that was closed: %v", err)
+			}
+		}
+	})
+}

@@ -84,23 +84,20 @@ func (a *attempt) exclusive(ctx context.Context) (*hold, error) {
 }
 
 func (a *attempt) exclusiveAtOnce(ctx context.Context, claim *dbsession.Claim) (*hold, error) {
-	st := dbsession.Step{Verb: doGetLock, Key: a.names.lock, Cleanup: claim.Free}
+	verb := doGetLock
 	var slots []string
 	if a.b.opt.Readers > 0 && !a.b.dialect.quiet() {
 		slots = a.names.slots(a.b.opt.Readers)
-		st.Verb, st.Checks = doGetIfAll, slots
+		verb = doGetIfAll
 	}
-	s, err := a.do(ctx, &st)
+	a.sent = time.Now()
+	s, result, err := a.b.pool.Take(ctx, claim, verb, slots)
 	switch {
 	case err != nil:
 		return nil, err
-	case st.Result != 1 && st.Result != 3:
-		claim.Free()
+	case result != 1 && result != 3:
 		return nil, driver.ErrHeld
-	case !claim.Bind(s):
-		return nil, errEnded
-	}
-	if st.Result == 3 {
+	case result == 3:
 		slots = a.names.slots(a.b.opt.Readers)
 		look := dbsession.Step{Verb: doCountFree, Checks: slots}
 		if err := a.b.pool.DoOn(ctx, s, &look); err != nil {
@@ -366,14 +363,14 @@ func (b *Backend) reading(ctx context.Context) (*dbsession.Session, error) {
 		names[i] = readingName((first + i) % readingSessions)
 	}
 	// Only this backend's own claim could be in the way, and there is none.
-	claim, err := b.pool.Claim(ctx, slotsStart+"reading", time.Second)
+	claim, err := b.pool.Claim(ctx, readingKey, time.Second)
 	if err != nil {
 		return nil, err
 	}
 	if claim == nil {
 		return nil, driver.ErrHeld
 	}
-	st := dbsession.Step{Verb: doGetAny, Key: slotsStart + "no-gate", Checks: names, Cleanup: claim.Free}
+	st := dbsession.Step{Verb: doGetAny, Key: noGate, Checks: names, Cleanup: claim.Free}
 	s, err := b.pool.Do(ctx, &st)
 	switch {
 	case err != nil:
@@ -444,7 +441,7 @@ const tryAtOnce = 32
 // anyPermit takes a permit that is free, unless somebody waits for one and that
 // is to be respected.
 func (a *attempt) anyPermit(ctx context.Context, respect bool) (*hold, error) {
-	gate := slotsStart + "no-gate"
+	gate := noGate
 	if respect {
 		gate = a.names.gate()
 	}
