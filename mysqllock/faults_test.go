@@ -6,8 +6,11 @@ import (
 	"bufio"
 	"context"
 	"database/sql"
+	sqldriver "database/sql/driver"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -264,6 +267,135 @@ func TestNetworkFaults(t *testing.T) {
 				stop()
 				all.Wait()
 			})
+		})
+	}
+}
+
+// The caller of a pool of his own, who asks himself, gets an answer within a
+// heartbeat when the network swallows his statement; and the connection is closed
+// then, with all that is behind it, though TCP would go on.
+func TestSwallowedStatement(t *testing.T) {
+	const heartbeat = 500 * time.Millisecond
+	onServers(t, func(t *testing.T, s *testServer) {
+		p := newProxy(t, s.addr)
+		db := s.pool(t, p.Addr())
+		b := New(db, &Options{Heartbeat: heartbeat})
+		defer b.Close()
+		ask := func(resource string) (driver.Grant, error) {
+			return b.Acquire(context.Background(), driver.Request{Resource: resource})
+		}
+		g, err := ask(t.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Set(true, true)
+		start := time.Now()
+		if err := g.Hold.Release(context.Background()); !errors.Is(err, driver.ErrLost) {
+			t.Errorf("released without an answer: %v", err)
+		}
+		if took := time.Since(start); took > heartbeat+200*time.Millisecond {
+			t.Errorf("Release took %v", took)
+		}
+		eventually(t, heartbeat, "the connection is closed", func() bool { return db.Stats().OpenConnections == 0 })
+		p.Set(false, false)
+		if g, err = ask(t.Name()+"-other"); err != nil {
+			t.Fatal(err)
+		}
+		p.Set(true, true)
+		start = time.Now()
+		if _, err := ask(t.Name()); err == nil || errors.Is(err, driver.ErrHeld) {
+			t.Errorf("without an answer: %v", err)
+		}
+		if took := time.Since(start); took > heartbeat+200*time.Millisecond {
+			t.Errorf("Acquire took %v", took)
+		}
+		select {
+		case <-g.Session.Lost():
+		default:
+			t.Error("the session lives on")
+		}
+	})
+}
+
+// A connection of a caller's pool is one that is asked in the caller's own
+// goroutine: the driver watches all that is sent.
+func TestDriverGoesOnWatching(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		c, err := s.pool(t, s.addr).Conn(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		err = c.Raw(func(dc any) error {
+			if watching(dc) {
+				t.Error("it watches before a query")
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			rows, err := dc.(sqldriver.QueryerContext).QueryContext(ctx, "SELECT 1", nil)
+			if err != nil {
+				return err
+			}
+			for row := make([]sqldriver.Value, 1); err == nil; {
+				err = rows.Next(row)
+			}
+			if !errors.Is(err, io.EOF) || !watching(dc) {
+				t.Errorf("it watches no more at the end of the rows, before they are closed: %v", err)
+			}
+			if _, err := dc.(sqldriver.Queryer).Query("SELECT 1", nil); err != nil { //nolint:staticcheck // it is what is used
+				t.Error(err)
+			}
+			cancel()
+			eventually(t, 5*time.Second, "the connection is cut", func() bool { return !dc.(sqldriver.Validator).IsValid() })
+			return sqldriver.ErrBadConn
+		})
+		if !errors.Is(err, sqldriver.ErrBadConn) {
+			t.Error(err)
+		}
+		for _, other := range []any{nil, 1, struct{ watching int }{1}, &struct{ watching bool }{}} {
+			if watching(other) {
+				t.Errorf("%#v watches", other)
+			}
+		}
+	})
+}
+
+// A server that accepts a connection and says nothing gets no more than the time
+// there is, opened or asked.
+func TestP04_SilentServer(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close() // connections stay in its backlog
+	const wait = 300 * time.Millisecond
+	within := func(what string, f func() error) {
+		t.Helper()
+		start := time.Now()
+		if err := f(); err == nil {
+			t.Errorf("%s succeeded", what)
+		}
+		if took := time.Since(start); took > wait+300*time.Millisecond {
+			t.Errorf("%s took %v", what, took)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), wait)
+	defer cancel()
+	within("Open", func() error {
+		_, err := Open(ctx, "mysql://user:secret@"+l.Addr().String()+"/db")
+		return err
+	})
+	db, err := sql.Open("mysql", "user:secret@tcp("+l.Addr().String()+")/db")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	k := distlock.New(New(db, &Options{Heartbeat: time.Second}), nil)
+	defer k.Close()
+	for range 2 { // the second finds a connection on its way
+		within("Acquire", func() error {
+			_, err := k.Acquire(context.Background(), t.Name(), distlock.Timeout(wait))
+			return err
 		})
 	}
 }
