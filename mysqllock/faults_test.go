@@ -298,7 +298,7 @@ func TestSwallowedStatement(t *testing.T) {
 		}
 		eventually(t, heartbeat, "the connection is closed", func() bool { return db.Stats().OpenConnections == 0 })
 		p.Set(false, false)
-		if g, err = ask(t.Name()+"-other"); err != nil {
+		if g, err = ask(t.Name() + "-other"); err != nil {
 			t.Fatal(err)
 		}
 		p.Set(true, true)
