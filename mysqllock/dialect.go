@@ -197,12 +197,9 @@ func (d *dialect) Run(_ context.Context, c *dbsession.Conn, steps []*dbsession.S
 	}
 	quiet := true
 	if sh[doGetLock] > 0 && d.slots > 0 {
-		var free dbsession.Step
-		if err := free.Set(row[len(row)-1]); err != nil {
+		if quiet, err = d.nobodyReads(row[len(row)-1]); err != nil {
 			return err
 		}
-		quiet = free.Result == readingSessions
-		d.sawReaders(!quiet)
 	}
 	for i, s := range steps {
 		if err := s.Set(row[i]); err != nil {
@@ -229,11 +226,27 @@ const readingKey = slotsStart + "reading"
 // readingName returns the name of one of these locks.
 func readingName(i int) string { return fmt.Sprintf("%sreading/%d", slotsStart, i) }
 
-// sawReaders notes whether somebody reads something.
-func (d *dialect) sawReaders(saw bool) {
-	if saw {
-		d.readers.Store(time.Now().UnixNano())
+// freeMarks is how many of these locks are free.
+var freeMarks = func() string {
+	var b strings.Builder
+	for i := range readingSessions {
+		b.WriteString("+IS_FREE_LOCK('" + readingName(i) + "')")
 	}
+	return b.String()[1:]
+}()
+
+// nobodyReads reports whether free, the value of freeMarks, is all of them, and
+// notes when it wasn't.
+func (d *dialect) nobodyReads(free sqldriver.Value) (bool, error) {
+	var st dbsession.Step
+	if err := st.Set(free); err != nil {
+		return false, err
+	}
+	if st.Result != readingSessions {
+		d.readers.Store(time.Now().UnixNano())
+		return false, nil
+	}
+	return true, nil
 }
 
 // quiet reports whether nobody was seen to read of late.
@@ -267,9 +280,7 @@ func (d *dialect) query(sh shape) string {
 			}
 		}
 		if sh[doGetLock] > 0 && d.slots > 0 {
-			for i := range readingSessions {
-				b.WriteString([]string{",", "+"}[min(i, 1)] + "IS_FREE_LOCK('" + readingName(i) + "')")
-			}
+			b.WriteString("," + freeMarks)
 		}
 		q = "SELECT " + b.String()[1:]
 		d.queries[sh] = q
@@ -353,7 +364,12 @@ func (d *dialect) Wait(_ context.Context, c *dbsession.Conn, s *dbsession.Step, 
 			hint = fmt.Sprintf("/*+ MAX_EXECUTION_TIME(%d) */ ", max(ms, 1))
 		}
 	}
-	row, err := c.Text("SELECT " + hint + "GET_LOCK(" + literal(s.Key) + "," + seconds + ")")
+	query := "SELECT " + hint + "GET_LOCK(" + literal(s.Key) + "," + seconds + ")"
+	looks := s.Verb == doGetLock && d.slots > 0
+	if looks {
+		query += "," + freeMarks
+	}
+	row, err := c.Text(query)
 	switch {
 	case isError(err, errQueryTimeout):
 		err, s.Result = nil, 0
@@ -364,6 +380,13 @@ func (d *dialect) Wait(_ context.Context, c *dbsession.Conn, s *dbsession.Step, 
 	default:
 		if err := s.Set(row[0]); err != nil {
 			return err
+		}
+		if s.Result == 1 && looks {
+			if quiet, err := d.nobodyReads(row[1]); err != nil {
+				return err
+			} else if !quiet {
+				s.Result = 3
+			}
 		}
 		if !s.Null {
 			return nil

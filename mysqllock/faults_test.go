@@ -925,3 +925,54 @@ func TestOnConnAfterClose(t *testing.T) {
 		}
 	})
 }
+
+// A writer that waits at the server looks for readers when it has the lock, and
+// not before: they may have come meanwhile.
+func TestP23_WaiterSeesReadersThatCameMeanwhile(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		s.alone.Lock() // a reader's mark makes others look, too
+		defer s.alone.Unlock()
+		name := strings.ToLower(t.Name())
+		holder, _ := s.locker(t, s.addr, nil)
+		held := mustAcquire(t, holder, name)
+		waiter, _ := s.locker(t, s.addr, nil)
+		got := make(chan error, 1)
+		before := s.waiters(t)
+		go func() {
+			k, err := waiter.Acquire(context.Background(), name, distlock.Timeout(20*time.Second))
+			if err == nil {
+				err = k.Release()
+			}
+			got <- err
+		}()
+		eventually(t, 5*time.Second, "it waits", func() bool { return s.waiters(t) > before })
+		reader := s.pool(t, s.addr)
+		c, err := reader.Conn(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		slot := namesOf(name).slots(16)[7]
+		for _, lock := range []string{readingName(5), slot} {
+			var n int
+			if err := c.QueryRowContext(t.Context(), "SELECT GET_LOCK(?, 0)", lock).Scan(&n); err != nil || n != 1 {
+				t.Fatal(n, err)
+			}
+		}
+		if err := held.Release(); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, 5*time.Second, "it has the lock", func() bool {
+			return s.number(t, "SELECT IS_FREE_LOCK(?)", name) == 0 && s.waiters(t) == before
+		})
+		select {
+		case err := <-got:
+			t.Fatalf("a writer beside a reader: %v", err)
+		case <-time.After(200 * time.Millisecond):
+		}
+		c.Close()
+		reader.Close()
+		if err := <-got; err != nil {
+			t.Error(err)
+		}
+	})
+}

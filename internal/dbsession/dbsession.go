@@ -322,8 +322,11 @@ func (p *Pool) run(ctx context.Context, s *Session, asked *Step) (ran *Session, 
 	case stepRunning:
 		st.left = true
 	case stepFinished:
-		if err = st.err; err == nil { // the answer came at the same moment
-			result, null = st.Result, st.Null
+		switch {
+		case st.err == nil: // the answer came at the same moment
+			err, result, null = nil, st.Result, st.Null
+		case s != nil || !errors.Is(st.err, driver.ErrLost):
+			err = st.err
 		}
 	case stepNew: // it was never sent
 	}

@@ -18,6 +18,9 @@ type Claim struct {
 	freed bool
 }
 
+// Key returns what is claimed.
+func (c *Claim) Key() string { return c.key }
+
 type inLine struct {
 	turn  chan struct{}
 	claim *Claim

@@ -362,9 +362,7 @@ func (p *Pool) waited(w *ownWait) (result int64, err error) {
 		return 0, nil
 	}
 	w.s.state = sessionShared
-	if !w.s.busy {
-		p.rouse(w.s) // to look at the queue
-	}
+	p.passOn() // it may take a part of the queue
 	switch err := w.outer.err; {
 	case errors.Is(err, ErrInterrupted):
 		return 0, nil
