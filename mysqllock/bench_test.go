@@ -275,9 +275,22 @@ func BenchmarkHold(b *testing.B) {
 			all.Wait()
 			return time.Since(start)
 		}
-		var took, released, memory []float64
+		var took, released, memory, both, floors []float64
 		open := 0
+		floor := newBare(b, s.pool(b, s.addr))
 		for b.Loop() {
+			start := time.Now()
+			for _, name := range names {
+				if err := floor.acquire(name, 0); err != nil {
+					b.Fatal(err)
+				}
+			}
+			for _, name := range names {
+				if err := floor.free(name); err != nil {
+					b.Fatal(err)
+				}
+			}
+			floors = append(floors, time.Since(start).Seconds()*1000)
 			db := s.pool(b, s.addr)
 			l := distlock.New(New(db, nil), nil)
 			before := s.memory(b)
@@ -288,10 +301,11 @@ func BenchmarkHold(b *testing.B) {
 			memory = append(memory, float64(s.memory(b)-before)/1e6)
 			open = max(open, db.Stats().OpenConnections)
 			released = append(released, each(func(i int) error { return held[i].Release() }).Seconds()*1000)
+			both = append(both, took[len(took)-1]+released[len(released)-1])
 			l.Close()
 			db.Close()
 		}
-		for what, of := range map[string][]float64{"ms-take": took, "ms-release": released, "MB-server": memory} {
+		for what, of := range map[string][]float64{"ms-take": took, "ms-release": released, "ms-both": both, "ms-floor": floors, "MB-server": memory} {
 			slices.Sort(of)
 			b.ReportMetric(of[len(of)/2], what)
 		}

@@ -692,3 +692,73 @@ func TestP07_TakeFreesTheClaim(t *testing.T) {
 		}
 	})
 }
+
+// atTimes calls take after each of the times and returns how long it took until
+// all had what they wanted, and how many trips that were.
+func atTimes(t *testing.T, v *server, p *Pool, trip time.Duration, times ...time.Duration) (took time.Duration, trips int) {
+	t.Helper()
+	v.on(func(*session, []*Step) error { time.Sleep(trip); return nil })
+	start := time.Now()
+	var all sync.WaitGroup
+	for i, at := range times {
+		all.Go(func() {
+			time.Sleep(at)
+			take(t, p, fmt.Sprint("at", at, i))
+		})
+	}
+	all.Wait()
+	return time.Since(start), v.trips
+}
+
+// fill takes locks until there are two sessions, of which the first has n.
+func fill(t *testing.T, p *Pool, n int) {
+	t.Helper()
+	type lock struct {
+		c *Claim
+		s *Session
+	}
+	var locks []lock
+	for i := range crowd {
+		c, s := take(t, p, fmt.Sprint("fill", i))
+		locks = append(locks, lock{c, s})
+	}
+	synctest.Wait()
+	for _, l := range locks[n:] {
+		give(t, p, l.c, l.s)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.sessions) != 2 || p.sessions[0].holds != n {
+		t.Fatalf("%d sessions, of which the first has %d", len(p.sessions), p.sessions[0].holds)
+	}
+}
+
+// Who comes while a near server is asked goes along with the next trip, though
+// another session is idle.
+func TestP20_NearServerIsAskedOverOneSession(t *testing.T) {
+	inBubble(t, Options{}, func(t *testing.T, v *server, p *Pool) {
+		fill(t, p, 10)
+		const trip = 100 * time.Microsecond
+		took, trips := atTimes(t, v, p, trip, 0, 10*time.Microsecond, 20*time.Microsecond)
+		if took != 2*trip || trips != 2 {
+			t.Errorf("%d trips, in %v", trips, took)
+		}
+	})
+}
+
+// What waits for a session that becomes too full meanwhile goes to another.
+func TestP20_CrowdedSessionPassesOn(t *testing.T) {
+	inBubble(t, Options{}, func(t *testing.T, v *server, p *Pool) {
+		fill(t, p, crowd-1)
+		const trip = 100 * time.Microsecond
+		took, trips := atTimes(t, v, p, trip, 0, 10*time.Microsecond)
+		if took != 2*trip || trips != 2 {
+			t.Errorf("%d trips, in %v", trips, took)
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if a, b := p.sessions[0].holds, p.sessions[1].holds; a != crowd || b != 1 {
+			t.Errorf("%d and %d locks", a, b)
+		}
+	})
+}
