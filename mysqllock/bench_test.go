@@ -8,6 +8,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"slices"
@@ -137,11 +138,14 @@ type contender struct {
 }
 
 // inTurns lets the contenders work for a while, one after the other, again and
-// again.
+// again, in changing order: one leaves the next with processors that are awake, or
+// not.
 func inTurns(b *testing.B, turns int, d time.Duration, contenders []*contender) {
 	b.Helper()
+	order := slices.Clone(contenders)
 	for turn := range turns + 1 {
-		for _, c := range contenders {
+		rand.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
+		for _, c := range order {
 			var done atomic.Int64
 			var all sync.WaitGroup
 			start := time.Now()

@@ -50,8 +50,10 @@ const (
 
 // dialect is what MySQL and MariaDB have in common, and where they differ.
 type dialect struct {
-	slots   int    // places for readers
-	fence   string // quoted; empty: none
+	slots   int      // places for readers
+	marks   []string // of sessions that read
+	unread  string   // is 1 as long as there is none
+	fence   string   // quoted; empty: none
 	vanish  time.Duration
 	readers atomic.Int64 // when somebody was seen to read
 
@@ -216,9 +218,21 @@ func (d *dialect) Run(_ context.Context, c *dbsession.Conn, steps []*dbsession.S
 }
 
 // readingSessions is how many sessions of one server may hold locks in shared
-// mode. Each has one of as many locks, so that those who take a lock
-// exclusively need not look for its readers as long as nobody reads anything.
-const readingSessions = 32
+// mode at least. Each has one of as many marks, which are locks too, so that those
+// who take a lock exclusively need not look for its readers as long as nobody
+// reads anything. They look at all the marks, each time.
+const readingSessions = 16
+
+// setReaders sets how many places for readers there are.
+func (d *dialect) setReaders(n int) {
+	d.slots, d.marks = n, nil
+	for i := range max(n, readingSessions) {
+		d.marks = append(d.marks, readingName(i))
+	}
+	// One function of many costs less than many additions: the server prepares each
+	// for each execution.
+	d.unread = "LEAST(IS_FREE_LOCK('" + strings.Join(d.marks, "'),IS_FREE_LOCK('") + "'))"
+}
 
 // readingKey is what this process claims for the mark that it has.
 const readingKey = slotsStart + "reading"
@@ -226,23 +240,14 @@ const readingKey = slotsStart + "reading"
 // readingName returns the name of one of these locks.
 func readingName(i int) string { return fmt.Sprintf("%sreading/%d", slotsStart, i) }
 
-// freeMarks is how many of these locks are free.
-var freeMarks = func() string {
-	var b strings.Builder
-	for i := range readingSessions {
-		b.WriteString("+IS_FREE_LOCK('" + readingName(i) + "')")
-	}
-	return b.String()[1:]
-}()
-
-// nobodyReads reports whether free, the value of freeMarks, is all of them, and
-// notes when it wasn't.
-func (d *dialect) nobodyReads(free sqldriver.Value) (bool, error) {
+// nobodyReads reports whether v, the value of unread, says so, and notes when it
+// didn't.
+func (d *dialect) nobodyReads(v sqldriver.Value) (bool, error) {
 	var st dbsession.Step
-	if err := st.Set(free); err != nil {
+	if err := st.Set(v); err != nil {
 		return false, err
 	}
-	if st.Result != readingSessions {
+	if st.Result != 1 {
 		d.readers.Store(time.Now().UnixNano())
 		return false, nil
 	}
@@ -280,7 +285,7 @@ func (d *dialect) query(sh shape) string {
 			}
 		}
 		if sh[doGetLock] > 0 && d.slots > 0 {
-			b.WriteString("," + freeMarks)
+			b.WriteString("," + d.unread)
 		}
 		q = "SELECT " + b.String()[1:]
 		d.queries[sh] = q
@@ -367,7 +372,7 @@ func (d *dialect) Wait(_ context.Context, c *dbsession.Conn, s *dbsession.Step, 
 	query := "SELECT " + hint + "GET_LOCK(" + literal(s.Key) + "," + seconds + ")"
 	looks := s.Verb == doGetLock && d.slots > 0
 	if looks {
-		query += "," + freeMarks
+		query += "," + d.unread
 	}
 	row, err := c.Text(query)
 	switch {

@@ -91,7 +91,8 @@
 //
 // .NET knows exclusive locks only: it gets no lock that a Go process has, but
 // doesn't see Go's readers. At most [Options.Readers] processes have a resource
-// in shared mode at once, and 32 connections of one server anything at all.
+// in shared mode at once, and 16 of one server, or as many if that is more,
+// anything at all.
 // While anybody reads something, exclusive locks take longer.
 //
 // A connection that has served for locks is closed when it is not needed any

@@ -361,10 +361,11 @@ func (b *Backend) reading(ctx context.Context) (*dbsession.Session, error) {
 		b.reader.users++
 		return r.session, nil
 	}
-	names := make([]string, readingSessions)
-	first := rand.IntN(readingSessions)
+	marks := b.dialect.marks
+	names := make([]string, len(marks))
+	first := rand.IntN(len(marks))
 	for i := range names {
-		names[i] = readingName((first + i) % readingSessions)
+		names[i] = marks[(first+i)%len(marks)]
 	}
 	// Only this backend's own claim could be in the way, and there is none.
 	claim, err := b.pool.Claim(ctx, readingKey, time.Second)
