@@ -72,7 +72,7 @@ func (c *Conn) canCut() bool { return c.hasCut || c.watched }
 func (c *Conn) Watch(query string, watching func(dc any) bool) ([]sqldriver.Value, error) {
 	q, ok := c.conn.(sqldriver.QueryerContext)
 	_, plain := c.conn.(sqldriver.Queryer) //nolint:staticcheck // see Watch
-	_, plainExec := c.conn.(sqldriver.Execer)
+	_, plainExec := c.conn.(sqldriver.Execer) //nolint:staticcheck // see Watch
 	if !ok || !plain || !plainExec || c.canCut() {
 		return c.Text(query)
 	}
@@ -214,7 +214,7 @@ func (c *Conn) read(rows sqldriver.Rows) ([]sqldriver.Value, error) {
 func (c *Conn) Exec(query string, args []sqldriver.NamedValue) (sqldriver.Result, error) {
 	if len(args) == 0 {
 		if c.watched {
-			return c.conn.(sqldriver.Execer).Exec(query, nil)
+			return c.conn.(sqldriver.Execer).Exec(query, nil) //nolint:staticcheck // see Watch
 		}
 		if e, ok := c.conn.(sqldriver.ExecerContext); ok {
 			res, err := e.ExecContext(c.context(), query, nil)
