@@ -71,7 +71,7 @@ func (c *Conn) canCut() bool { return c.hasCut || c.watched }
 // which is given the driver's connection, says that it isn't so, it is Text.
 func (c *Conn) Watch(query string, watching func(dc any) bool) ([]sqldriver.Value, error) {
 	q, ok := c.conn.(sqldriver.QueryerContext)
-	_, plain := c.conn.(sqldriver.Queryer) //nolint:staticcheck // see Watch
+	_, plain := c.conn.(sqldriver.Queryer)    //nolint:staticcheck // see Watch
 	_, plainExec := c.conn.(sqldriver.Execer) //nolint:staticcheck // see Watch
 	if !ok || !plain || !plainExec || c.canCut() {
 		return c.Text(query)
