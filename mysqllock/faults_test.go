@@ -565,6 +565,38 @@ func TestNothingLeaks(t *testing.T) {
 	})
 }
 
+// Connections that aren't needed any more are closed as the protocol has it: the
+// server logs the others.
+func TestConnectionsAreClosedInOrder(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		s.alone.Lock()
+		defer s.alone.Unlock()
+		aborted := func() int {
+			return s.number(t, "SELECT CAST(VARIABLE_VALUE AS UNSIGNED) FROM "+s.statusTable(t)+" WHERE VARIABLE_NAME = 'Aborted_clients'")
+		}
+		eventually(t, 30*time.Second, "connections of other tests are closed", func() bool { return s.connections(t) == 0 || s.cmd == nil })
+		connections, before := s.connections(t), aborted()
+		byURL, err := distlock.Open(t.Context(), s.url(s.addr, "idle_timeout=100ms"), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pool, db := s.locker(t, s.addr, &Options{IdleTimeout: 100 * time.Millisecond})
+		for _, l := range []*distlock.Locker{byURL, pool} {
+			for _, idle := range []bool{true, false} {
+				mustAcquire(t, l, t.Name()).Release()
+				if !idle {
+					l.Close()
+				}
+				eventually(t, 5*time.Second, "the connections are closed", func() bool { return s.connections(t) == connections })
+			}
+		}
+		db.Close()
+		if n := aborted() - before; n != 0 {
+			t.Errorf("the server says that %d were aborted", n)
+		}
+	})
+}
+
 func (s *testServer) statements(t testing.TB) int {
 	return s.number(t, "SELECT CAST(VARIABLE_VALUE AS UNSIGNED) FROM "+s.statusTable(t)+" WHERE VARIABLE_NAME = 'Prepared_stmt_count'")
 }

@@ -122,8 +122,15 @@ var errEnded = fmt.Errorf("%w: the session ended at the same moment", driver.Err
 // the result of the verb, which takes it. If that is in vain, the claim is freed.
 func (a *attempt) wait(ctx context.Context, claim *dbsession.Claim, verb dbsession.Verb) (*dbsession.Session, int64, error) {
 	st := dbsession.Step{Verb: verb, Key: claim.Key(), Cleanup: claim.Free}
-	a.sent = time.Now()
-	s, err := a.b.pool.Wait(ctx, &st, a.left())
+	var s *dbsession.Session
+	var err error
+	if verb == doGet { // nobody has asked for it yet, and it may be free
+		s, err = a.b.pool.Do(ctx, &st)
+	}
+	if err == nil && st.Result == 0 {
+		a.sent = time.Now()
+		s, err = a.b.pool.Wait(ctx, &st, a.left())
+	}
 	switch {
 	case err != nil:
 		return nil, 0, err
