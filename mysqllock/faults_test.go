@@ -958,6 +958,33 @@ func TestOnConnAfterClose(t *testing.T) {
 	})
 }
 
+// The mark of a process that reads goes with its last reader, though the
+// connection stays: as long as there is one, writers look further.
+func TestMarkGoesWithTheLastReader(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		s.alone.Lock()
+		defer s.alone.Unlock()
+		marks := func() int {
+			n := 0
+			for i := range readingSessions {
+				n += 1 - s.number(t, "SELECT IS_FREE_LOCK(?)", readingName(i))
+			}
+			return n
+		}
+		eventually(t, 5*time.Second, "nobody reads", func() bool { return marks() == 0 })
+		l, _ := s.locker(t, s.addr, nil)
+		defer mustAcquire(t, l, t.Name()+"-other").Release()
+		a := mustAcquire(t, l, t.Name(), distlock.Shared())
+		b := mustAcquire(t, l, t.Name()+"-2", distlock.Shared())
+		if err := a.Release(); err != nil || marks() != 1 {
+			t.Errorf("%d marks with a reader: %v", marks(), err)
+		}
+		if err := b.Release(); err != nil || marks() != 0 {
+			t.Errorf("%d marks without readers: %v", marks(), err)
+		}
+	})
+}
+
 // A writer that waits at the server looks for readers when it has the lock, and
 // not before: they may have come meanwhile.
 func TestP23_WaiterSeesReadersThatCameMeanwhile(t *testing.T) {

@@ -119,7 +119,7 @@ type Step struct {
 	// freed if it doesn't, when it is sure that the step has left nothing behind.
 	Takes *Claim
 
-	// Frees, if not nil, is the claim on the key; it ends when the step is done, or its session has ended,
+	// Frees, if not nil, ends when the step is done, or its session has ended,
 	// whether or not somebody waits for it.
 	Frees *Claim
 
@@ -606,9 +606,9 @@ func (p *Pool) wrap(err error) error {
 // KeyArg returns the key as an argument of a statement.
 func (st *Step) KeyArg() any {
 	switch {
-	case st.Takes != nil:
-		return st.Takes.arg
-	case st.Frees != nil:
+	case st.Takes != nil && st.Takes.key == st.Key:
+		return st.Takes.arg // which is there already
+	case st.Frees != nil && st.Frees.key == st.Key:
 		return st.Frees.arg
 	}
 	return st.Key

@@ -762,3 +762,15 @@ func TestP20_CrowdedSessionPassesOn(t *testing.T) {
 		}
 	})
 }
+
+// A step may free a claim on something else than its key.
+func TestStepKeepsItsKey(t *testing.T) {
+	c := &Claim{key: "claimed", arg: any("claimed")}
+	for want, st := range map[string]Step{
+		"a": {Key: "a"}, "b": {Key: "b", Frees: c}, "c": {Key: "c", Takes: c}, "claimed": {Key: "claimed", Takes: c, Frees: c},
+	} {
+		if got := st.KeyArg(); got != want {
+			t.Errorf("%v instead of %q", got, want)
+		}
+	}
+}
