@@ -630,6 +630,7 @@ func TestP20_FarServerIsAskedOverSeveralSessions(t *testing.T) {
 			all.Go(func() { take(t, p, fmt.Sprint("more", i)) })
 		}
 		all.Wait()
+		time.Sleep(time.Second) // the second may be on its way
 		if n := v.sessions(); n < 2 {
 			t.Fatalf("%d sessions", n)
 		}
@@ -721,6 +722,7 @@ func fill(t *testing.T, p *Pool, n int) {
 	for i := range crowd {
 		c, s := take(t, p, fmt.Sprint("fill", i))
 		locks = append(locks, lock{c, s})
+		synctest.Wait() // nothing is under way behind it
 	}
 	synctest.Wait()
 	for _, l := range locks[n:] {
