@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/bits"
 	"slices"
 	"strconv"
 	"strings"
@@ -49,8 +50,10 @@ const (
 
 // dialect is what MySQL and MariaDB have in common, and where they differ.
 type dialect struct {
-	slots   int    // places for readers
-	fence   string // quoted; empty: none
+	slots   int      // places for readers
+	marks   []string // of sessions that read
+	unread  string   // is 1 as long as there is none
+	fence   string   // quoted; empty: none
 	vanish  time.Duration
 	readers atomic.Int64 // when somebody was seen to read
 
@@ -121,6 +124,24 @@ func (d *dialect) Took(s *dbsession.Step) bool {
 	}
 }
 
+// Fills implements [dbsession.Filler].
+func (d *dialect) Fills(v dbsession.Verb) bool { return v == doRelease || v == doGet || v == doGetLock }
+
+// neverHeld and noGate are names of locks that nobody takes.
+const (
+	neverHeld = slotsStart + "never"
+	noGate    = slotsStart + "no-gate"
+)
+
+// places returns how many places for the verb a statement with n steps has: few
+// numbers make few statements, and a place that nobody needs costs little.
+func (d *dialect) places(v dbsession.Verb, n int) int {
+	if n == 0 || !d.Fills(v) {
+		return n
+	}
+	return 1 << bits.Len(uint(n-1))
+}
+
 // Run implements [dbsession.Dialect].
 func (d *dialect) Run(_ context.Context, c *dbsession.Conn, steps []*dbsession.Step) error {
 	if d.Solo(steps[0].Verb) {
@@ -132,10 +153,17 @@ func (d *dialect) Run(_ context.Context, c *dbsession.Conn, steps []*dbsession.S
 		sh[s.Verb]++
 		n += d.args(s)
 	}
+	var missing shape
+	for v := range sh {
+		places := d.places(dbsession.Verb(v), int(sh[v]))
+		missing[v] = uint8(places) - sh[v]
+		n += int(missing[v])
+		sh[v] = uint8(places)
+	}
 	args := c.Args(n)
 	n = 0
-	add := func(v string) { args[n].Value = v; n++ }
-	for _, s := range steps {
+	add := func(v any) { args[n].Value = v; n++ }
+	for i, s := range steps {
 		switch s.Verb {
 		case dbsession.Ping:
 		case doCountFree:
@@ -143,12 +171,25 @@ func (d *dialect) Run(_ context.Context, c *dbsession.Conn, steps []*dbsession.S
 				add(check)
 			}
 		default:
-			add(s.Key)
+			add(s.KeyArg())
 			if len(s.Checks) > 0 {
 				for _, check := range s.Checks {
 					add(check)
 				}
-				add(s.Key)
+				add(s.KeyArg())
+			}
+		}
+		if i+1 == len(steps) || steps[i+1].Verb != s.Verb {
+			if missing[s.Verb] > 0 {
+				// The session has its own mark for as long as it lives, however often it is
+				// granted.
+				var idle any = neverHeld
+				if s.Verb != doRelease {
+					idle = c.State
+				}
+				for range missing[s.Verb] {
+					add(idle)
+				}
 			}
 		}
 	}
@@ -158,12 +199,9 @@ func (d *dialect) Run(_ context.Context, c *dbsession.Conn, steps []*dbsession.S
 	}
 	quiet := true
 	if sh[doGetLock] > 0 && d.slots > 0 {
-		var free dbsession.Step
-		if err := free.Set(row[len(steps)]); err != nil {
+		if quiet, err = d.nobodyReads(row[len(row)-1]); err != nil {
 			return err
 		}
-		quiet = free.Result == readingSessions
-		d.sawReaders(!quiet)
 	}
 	for i, s := range steps {
 		if err := s.Set(row[i]); err != nil {
@@ -172,23 +210,48 @@ func (d *dialect) Run(_ context.Context, c *dbsession.Conn, steps []*dbsession.S
 		if s.Verb == doGetLock && s.Result == 1 && !quiet {
 			s.Result = 3
 		}
+		if i+1 < len(steps) && steps[i+1].Verb != s.Verb {
+			row = row[missing[s.Verb]:]
+		}
 	}
 	return nil
 }
 
 // readingSessions is how many sessions of one server may hold locks in shared
-// mode. Each has one of as many locks, so that those who take a lock
-// exclusively need not look for its readers as long as nobody reads anything.
-const readingSessions = 32
+// mode at least. Each has one of as many marks, which are locks too, so that those
+// who take a lock exclusively need not look for its readers as long as nobody
+// reads anything. They look at all the marks, each time.
+const readingSessions = 16
+
+// setReaders sets how many places for readers there are.
+func (d *dialect) setReaders(n int) {
+	d.slots, d.marks = n, nil
+	for i := range max(n, readingSessions) {
+		d.marks = append(d.marks, readingName(i))
+	}
+	// One function of many costs less than many additions: the server prepares each
+	// for each execution.
+	d.unread = "LEAST(IS_FREE_LOCK('" + strings.Join(d.marks, "'),IS_FREE_LOCK('") + "'))"
+}
+
+// readingKey is what this process claims for the mark that it has.
+const readingKey = slotsStart + "reading"
 
 // readingName returns the name of one of these locks.
 func readingName(i int) string { return fmt.Sprintf("%sreading/%d", slotsStart, i) }
 
-// sawReaders notes whether somebody reads something.
-func (d *dialect) sawReaders(saw bool) {
-	if saw {
-		d.readers.Store(time.Now().UnixNano())
+// nobodyReads reports whether v, the value of unread, says so, and notes when it
+// didn't.
+func (d *dialect) nobodyReads(v sqldriver.Value) (bool, error) {
+	var st dbsession.Step
+	if err := st.Set(v); err != nil {
+		return false, err
 	}
+	if st.Result != 1 {
+		d.readers.Store(time.Now().UnixNano())
+		return false, nil
+	}
+	return true, nil
 }
 
 // quiet reports whether nobody was seen to read of late.
@@ -222,9 +285,7 @@ func (d *dialect) query(sh shape) string {
 			}
 		}
 		if sh[doGetLock] > 0 && d.slots > 0 {
-			for i := range readingSessions {
-				b.WriteString([]string{",", "+"}[min(i, 1)] + "IS_FREE_LOCK('" + readingName(i) + "')")
-			}
+			b.WriteString("," + d.unread)
 		}
 		q = "SELECT " + b.String()[1:]
 		d.queries[sh] = q
@@ -308,7 +369,12 @@ func (d *dialect) Wait(_ context.Context, c *dbsession.Conn, s *dbsession.Step, 
 			hint = fmt.Sprintf("/*+ MAX_EXECUTION_TIME(%d) */ ", max(ms, 1))
 		}
 	}
-	row, err := c.Text("SELECT " + hint + "GET_LOCK(" + literal(s.Key) + "," + seconds + ")")
+	query := "SELECT " + hint + "GET_LOCK(" + literal(s.Key) + "," + seconds + ")"
+	looks := s.Verb == doGetLock && d.slots > 0
+	if looks {
+		query += "," + d.unread
+	}
+	row, err := c.Text(query)
 	switch {
 	case isError(err, errQueryTimeout):
 		err, s.Result = nil, 0
@@ -319,6 +385,13 @@ func (d *dialect) Wait(_ context.Context, c *dbsession.Conn, s *dbsession.Step, 
 	default:
 		if err := s.Set(row[0]); err != nil {
 			return err
+		}
+		if s.Result == 1 && looks {
+			if quiet, err := d.nobodyReads(row[1]); err != nil {
+				return err
+			} else if !quiet {
+				s.Result = 3
+			}
 		}
 		if !s.Null {
 			return nil
@@ -398,4 +471,5 @@ func explain(err error) error {
 var (
 	_ dbsession.Dialect     = (*dialect)(nil)
 	_ dbsession.Interrupter = (*dialect)(nil)
+	_ dbsession.Filler      = (*dialect)(nil)
 )

@@ -20,7 +20,8 @@
 // one that is open already.
 //
 // [New] takes connections from a pool of the caller's, [Open] opens its own, and
-// [OnConn] locks on a connection of the caller's. The URL is
+// [OnConn] locks on a connection of the caller's. The pool is one of
+// github.com/go-sql-driver/mysql; with a driver that wraps it, locks take longer. The URL is
 // mysql://user:password@host:3306/database, or mariadb://. Its parameters are the
 // [Options] (prefix, max_sessions, max_waiting, readers, heartbeat, idle_timeout,
 // fence_table, create_fence_table), socket (a path, instead of a host), timeout
@@ -42,6 +43,8 @@
 //	distlock/p0/HASH, …      one for each permit of a semaphore
 //	distlock/wait/HASH       of the first who waits for a permit
 //	distlock/session/ID      of each connection, to tell that it lives
+//
+// No resource has one of these names for NAME; see [LockName].
 //
 // A reader takes a place among the readers and then looks whether the lock itself
 // is free; who wants that takes it first and then looks for readers. A writer that
@@ -91,15 +94,12 @@
 //
 // .NET knows exclusive locks only: it gets no lock that a Go process has, but
 // doesn't see Go's readers. At most [Options.Readers] processes have a resource
-// in shared mode at once, and 32 connections of one server anything at all.
+// in shared mode at once, and 16 of one server, or as many if that is more,
+// anything at all.
 // While anybody reads something, exclusive locks take longer.
 //
 // A connection that has served for locks is closed when it is not needed any
 // more, and never goes back to the pool. Of a pool with a limit the backend takes
 // half at most; of a pool of one it takes the one, and the application gets none
 // as long as a lock is held.
-//
-// With a pool of the caller's, a connection on which the network swallows a
-// statement keeps its goroutine until TCP gives up; [Open] has no such limit, and
-// is faster.
 package mysqllock

@@ -6,8 +6,11 @@ import (
 	"bufio"
 	"context"
 	"database/sql"
+	sqldriver "database/sql/driver"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -268,6 +271,135 @@ func TestNetworkFaults(t *testing.T) {
 	}
 }
 
+// The caller of a pool of his own, who asks himself, gets an answer within a
+// heartbeat when the network swallows his statement; and the connection is closed
+// then, with all that is behind it, though TCP would go on.
+func TestSwallowedStatement(t *testing.T) {
+	const heartbeat = 500 * time.Millisecond
+	onServers(t, func(t *testing.T, s *testServer) {
+		p := newProxy(t, s.addr)
+		db := s.pool(t, p.Addr())
+		b := New(db, &Options{Heartbeat: heartbeat})
+		defer b.Close()
+		ask := func(resource string) (driver.Grant, error) {
+			return b.Acquire(context.Background(), driver.Request{Resource: resource})
+		}
+		g, err := ask(t.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Set(true, true)
+		start := time.Now()
+		if err := g.Hold.Release(context.Background()); !errors.Is(err, driver.ErrLost) {
+			t.Errorf("released without an answer: %v", err)
+		}
+		if took := time.Since(start); took > heartbeat+200*time.Millisecond {
+			t.Errorf("Release took %v", took)
+		}
+		eventually(t, heartbeat, "the connection is closed", func() bool { return db.Stats().OpenConnections == 0 })
+		p.Set(false, false)
+		if g, err = ask(t.Name() + "-other"); err != nil {
+			t.Fatal(err)
+		}
+		p.Set(true, true)
+		start = time.Now()
+		if _, err := ask(t.Name()); err == nil || errors.Is(err, driver.ErrHeld) {
+			t.Errorf("without an answer: %v", err)
+		}
+		if took := time.Since(start); took > heartbeat+200*time.Millisecond {
+			t.Errorf("Acquire took %v", took)
+		}
+		select {
+		case <-g.Session.Lost():
+		default:
+			t.Error("the session lives on")
+		}
+	})
+}
+
+// A connection of a caller's pool is one that is asked in the caller's own
+// goroutine: the driver watches all that is sent.
+func TestDriverGoesOnWatching(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		c, err := s.pool(t, s.addr).Conn(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		err = c.Raw(func(dc any) error {
+			if watching(dc) {
+				t.Error("it watches before a query")
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			rows, err := dc.(sqldriver.QueryerContext).QueryContext(ctx, "SELECT 1", nil)
+			if err != nil {
+				return err
+			}
+			for row := make([]sqldriver.Value, 1); err == nil; {
+				err = rows.Next(row)
+			}
+			if !errors.Is(err, io.EOF) || !watching(dc) {
+				t.Errorf("it watches no more at the end of the rows, before they are closed: %v", err)
+			}
+			if _, err := dc.(sqldriver.Queryer).Query("SELECT 1", nil); err != nil { //nolint:staticcheck // it is what is used
+				t.Error(err)
+			}
+			cancel()
+			eventually(t, 5*time.Second, "the connection is cut", func() bool { return !dc.(sqldriver.Validator).IsValid() })
+			return sqldriver.ErrBadConn
+		})
+		if !errors.Is(err, sqldriver.ErrBadConn) {
+			t.Error(err)
+		}
+		for _, other := range []any{nil, 1, struct{ watching int }{1}, &struct{ watching bool }{}} {
+			if watching(other) {
+				t.Errorf("%#v watches", other)
+			}
+		}
+	})
+}
+
+// A server that accepts a connection and says nothing gets no more than the time
+// there is, opened or asked.
+func TestP04_SilentServer(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close() // connections stay in its backlog
+	const wait = 300 * time.Millisecond
+	within := func(what string, f func() error) {
+		t.Helper()
+		start := time.Now()
+		if err := f(); err == nil {
+			t.Errorf("%s succeeded", what)
+		}
+		if took := time.Since(start); took > wait+300*time.Millisecond {
+			t.Errorf("%s took %v", what, took)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), wait)
+	defer cancel()
+	within("Open", func() error {
+		_, err := Open(ctx, "mysql://user:secret@"+l.Addr().String()+"/db")
+		return err
+	})
+	db, err := sql.Open("mysql", "user:secret@tcp("+l.Addr().String()+")/db")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	k := distlock.New(New(db, &Options{Heartbeat: time.Second}), nil)
+	defer k.Close()
+	for range 2 { // the second finds a connection on its way
+		within("Acquire", func() error {
+			_, err := k.Acquire(context.Background(), t.Name(), distlock.Timeout(wait))
+			return err
+		})
+	}
+}
+
 func TestTenThousand(t *testing.T) {
 	onServers(t, func(t *testing.T, s *testServer) {
 		const n = 10_000
@@ -430,6 +562,38 @@ func TestNothingLeaks(t *testing.T) {
 			return db.Stats().OpenConnections == 0 && s.connections(t) == connections && s.statements(t) == statements
 		})
 		held.Release()
+	})
+}
+
+// Connections that aren't needed any more are closed as the protocol has it: the
+// server logs the others.
+func TestConnectionsAreClosedInOrder(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		s.alone.Lock()
+		defer s.alone.Unlock()
+		aborted := func() int {
+			return s.number(t, "SELECT CAST(VARIABLE_VALUE AS UNSIGNED) FROM "+s.statusTable(t)+" WHERE VARIABLE_NAME = 'Aborted_clients'")
+		}
+		eventually(t, 30*time.Second, "connections of other tests are closed", func() bool { return s.connections(t) == 0 || s.cmd == nil })
+		connections, before := s.connections(t), aborted()
+		byURL, err := distlock.Open(t.Context(), s.url(s.addr, "idle_timeout=100ms"), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pool, db := s.locker(t, s.addr, &Options{IdleTimeout: 100 * time.Millisecond})
+		for _, l := range []*distlock.Locker{byURL, pool} {
+			for _, idle := range []bool{true, false} {
+				mustAcquire(t, l, t.Name()).Release()
+				if !idle {
+					l.Close()
+				}
+				eventually(t, 5*time.Second, "the connections are closed", func() bool { return s.connections(t) == connections })
+			}
+		}
+		db.Close()
+		if n := aborted() - before; n != 0 {
+			t.Errorf("the server says that %d were aborted", n)
+		}
 	})
 }
 
@@ -743,6 +907,131 @@ func TestTLS(t *testing.T) {
 		}
 		if _, err := Open(t.Context(), s.url(s.addr, "tls=true")); err == nil || strings.Contains(err.Error(), s.password) {
 			t.Errorf("a certificate of nobody's was accepted: %v", err)
+		}
+	})
+}
+
+// After Close, of the backend or of the connection, it says so, and takes nothing.
+func TestOnConnAfterClose(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		c, err := s.pool(t, s.addr).Conn(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		name := strings.ToLower(t.Name())
+		r := driver.Request{Resource: name}
+		b := OnConn(c)
+		g, err := b.Acquire(t.Context(), r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := b.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.Acquire(t.Context(), r); !errors.Is(err, errConnClosed) || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrLost) {
+			t.Errorf("after Close: %v", err)
+		}
+		if n := s.number(t, "SELECT IS_FREE_LOCK(?)", LockName(name)); n != 1 {
+			t.Error("it is held after Close")
+		}
+		if err := g.Hold.Release(t.Context()); err != nil {
+			t.Errorf("Release of what Close released: %v", err)
+		}
+		if err := b.Close(); err != nil {
+			t.Errorf("Close, again: %v", err)
+		}
+		// The connection is the caller's still.
+		again := OnConn(c)
+		if g, err = again.Acquire(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+		if err := g.Hold.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+		c.Close()
+		for _, b := range []*ConnBackend{again, OnConn(c)} {
+			if _, err := b.Acquire(t.Context(), r); !errors.Is(err, sql.ErrConnDone) || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrLost) {
+				t.Errorf("on a connection that was closed: %v", err)
+			}
+		}
+	})
+}
+
+// The mark of a process that reads goes with its last reader, though the
+// connection stays: as long as there is one, writers look further.
+func TestMarkGoesWithTheLastReader(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		s.alone.Lock()
+		defer s.alone.Unlock()
+		marks := func() int {
+			n := 0
+			for i := range readingSessions {
+				n += 1 - s.number(t, "SELECT IS_FREE_LOCK(?)", readingName(i))
+			}
+			return n
+		}
+		eventually(t, 5*time.Second, "nobody reads", func() bool { return marks() == 0 })
+		l, _ := s.locker(t, s.addr, nil)
+		defer mustAcquire(t, l, t.Name()+"-other").Release()
+		a := mustAcquire(t, l, t.Name(), distlock.Shared())
+		b := mustAcquire(t, l, t.Name()+"-2", distlock.Shared())
+		if err := a.Release(); err != nil || marks() != 1 {
+			t.Errorf("%d marks with a reader: %v", marks(), err)
+		}
+		if err := b.Release(); err != nil || marks() != 0 {
+			t.Errorf("%d marks without readers: %v", marks(), err)
+		}
+	})
+}
+
+// A writer that waits at the server looks for readers when it has the lock, and
+// not before: they may have come meanwhile.
+func TestP23_WaiterSeesReadersThatCameMeanwhile(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		s.alone.Lock() // a reader's mark makes others look, too
+		defer s.alone.Unlock()
+		name := strings.ToLower(t.Name())
+		holder, _ := s.locker(t, s.addr, nil)
+		held := mustAcquire(t, holder, name)
+		waiter, _ := s.locker(t, s.addr, nil)
+		got := make(chan error, 1)
+		before := s.waiters(t)
+		go func() {
+			k, err := waiter.Acquire(context.Background(), name, distlock.Timeout(20*time.Second))
+			if err == nil {
+				err = k.Release()
+			}
+			got <- err
+		}()
+		eventually(t, 5*time.Second, "it waits", func() bool { return s.waiters(t) > before })
+		reader := s.pool(t, s.addr)
+		c, err := reader.Conn(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		slot := namesOf(name).slots(16)[7]
+		for _, lock := range []string{readingName(5), slot} {
+			var n int
+			if err := c.QueryRowContext(t.Context(), "SELECT GET_LOCK(?, 0)", lock).Scan(&n); err != nil || n != 1 {
+				t.Fatal(n, err)
+			}
+		}
+		if err := held.Release(); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, 5*time.Second, "it has the lock", func() bool {
+			return s.number(t, "SELECT IS_FREE_LOCK(?)", name) == 0 && s.waiters(t) == before
+		})
+		select {
+		case err := <-got:
+			t.Fatalf("a writer beside a reader: %v", err)
+		case <-time.After(200 * time.Millisecond):
+		}
+		c.Close()
+		reader.Close()
+		if err := <-got; err != nil {
+			t.Error(err)
 		}
 	})
 }

@@ -61,15 +61,21 @@ func (a *attempt) exclusive(ctx context.Context) (*hold, error) {
 	if a.r.Wait == 0 {
 		return a.exclusiveAtOnce(ctx, claim)
 	}
-	slots := a.names.slots(a.b.opt.Readers)
-	s, err := a.wait(ctx, claim, a.names.lock)
+	s, result, err := a.wait(ctx, claim, doGetLock)
 	if err != nil {
 		return nil, err
+	}
+	h := &hold{b: a.b, session: s, claim: claim, key: a.names.lock}
+	var slots []string
+	if result != 1 {
+		slots = a.names.slots(a.b.opt.Readers)
+	} else if time.Since(a.sent) < a.b.opt.Heartbeat {
+		return h, nil
 	}
 	err = dbsession.Poll(ctx, a.left, func() (bool, error) {
 		st := dbsession.Step{Verb: doCountFree, Checks: slots}
 		if len(slots) == 0 {
-			st.Verb = dbsession.Ping // to know that it lives
+			st.Verb = dbsession.Ping // to know that it lives: the answer may have come long ago
 		}
 		a.sent = time.Now()
 		if err := a.b.pool.DoOn(ctx, s, &st); err != nil {
@@ -80,27 +86,24 @@ func (a *attempt) exclusive(ctx context.Context) (*hold, error) {
 	if err != nil {
 		return nil, a.abandon(err, s, claim, a.names.lock)
 	}
-	return &hold{b: a.b, session: s, claim: claim, key: a.names.lock}, nil
+	return h, nil
 }
 
 func (a *attempt) exclusiveAtOnce(ctx context.Context, claim *dbsession.Claim) (*hold, error) {
-	st := dbsession.Step{Verb: doGetLock, Key: a.names.lock, Cleanup: claim.Free}
+	verb := doGetLock
 	var slots []string
 	if a.b.opt.Readers > 0 && !a.b.dialect.quiet() {
 		slots = a.names.slots(a.b.opt.Readers)
-		st.Verb, st.Checks = doGetIfAll, slots
+		verb = doGetIfAll
 	}
-	s, err := a.do(ctx, &st)
+	a.sent = time.Now()
+	s, result, err := a.b.pool.Take(ctx, claim, verb, slots)
 	switch {
 	case err != nil:
 		return nil, err
-	case st.Result != 1 && st.Result != 3:
-		claim.Free()
+	case result != 1 && result != 3:
 		return nil, driver.ErrHeld
-	case !claim.Bind(s):
-		return nil, errEnded
-	}
-	if st.Result == 3 {
+	case result == 3:
 		slots = a.names.slots(a.b.opt.Readers)
 		look := dbsession.Step{Verb: doCountFree, Checks: slots}
 		if err := a.b.pool.DoOn(ctx, s, &look); err != nil {
@@ -115,23 +118,28 @@ func (a *attempt) exclusiveAtOnce(ctx context.Context, claim *dbsession.Claim) (
 
 var errEnded = fmt.Errorf("%w: the session ended at the same moment", driver.ErrLost)
 
-// wait waits at the server until the claimed key is this process's. If that is
-// in vain, the claim is freed.
-func (a *attempt) wait(ctx context.Context, claim *dbsession.Claim, key string) (*dbsession.Session, error) {
-	st := dbsession.Step{Verb: doGet, Key: key, Cleanup: claim.Free}
-	s, err := a.b.pool.Do(ctx, &st)
-	if err == nil && st.Result != 1 {
+// wait waits at the server until the claimed key is this process's, and returns
+// the result of the verb, which takes it. If that is in vain, the claim is freed.
+func (a *attempt) wait(ctx context.Context, claim *dbsession.Claim, verb dbsession.Verb) (*dbsession.Session, int64, error) {
+	st := dbsession.Step{Verb: verb, Key: claim.Key(), Cleanup: claim.Free}
+	var s *dbsession.Session
+	var err error
+	if verb == doGet { // nobody has asked for it yet, and it may be free
+		s, err = a.b.pool.Do(ctx, &st)
+	}
+	if err == nil && st.Result == 0 {
+		a.sent = time.Now()
 		s, err = a.b.pool.Wait(ctx, &st, a.left())
 	}
 	switch {
 	case err != nil:
-		return nil, err
-	case st.Result != 1:
-		return nil, driver.ErrHeld
+		return nil, 0, err
+	case st.Result == 0:
+		return nil, 0, driver.ErrHeld
 	case !claim.Bind(s):
-		return nil, driver.ErrHeld // it is to be asked again
+		return nil, 0, driver.ErrHeld // it is to be asked again
 	}
-	return s, nil
+	return s, st.Result, nil
 }
 
 // abandon gives back a key that didn't lead to a grant.
@@ -263,7 +271,7 @@ func (a *attempt) sharedOn(ctx context.Context, s *share) (*hold, error) {
 	if claim == nil {
 		return nil, driver.ErrHeld
 	}
-	on, err := a.wait(ctx, claim, a.names.lock)
+	on, _, err := a.wait(ctx, claim, doGet)
 	if err != nil {
 		return nil, err
 	}
@@ -360,20 +368,21 @@ func (b *Backend) reading(ctx context.Context) (*dbsession.Session, error) {
 		b.reader.users++
 		return r.session, nil
 	}
-	names := make([]string, readingSessions)
-	first := rand.IntN(readingSessions)
+	marks := b.dialect.marks
+	names := make([]string, len(marks))
+	first := rand.IntN(len(marks))
 	for i := range names {
-		names[i] = readingName((first + i) % readingSessions)
+		names[i] = marks[(first+i)%len(marks)]
 	}
 	// Only this backend's own claim could be in the way, and there is none.
-	claim, err := b.pool.Claim(ctx, slotsStart+"reading", time.Second)
+	claim, err := b.pool.Claim(ctx, readingKey, time.Second)
 	if err != nil {
 		return nil, err
 	}
 	if claim == nil {
 		return nil, driver.ErrHeld
 	}
-	st := dbsession.Step{Verb: doGetAny, Key: slotsStart + "no-gate", Checks: names, Cleanup: claim.Free}
+	st := dbsession.Step{Verb: doGetAny, Key: noGate, Checks: names, Cleanup: claim.Free}
 	s, err := b.pool.Do(ctx, &st)
 	switch {
 	case err != nil:
@@ -419,7 +428,7 @@ func (a *attempt) permit(ctx context.Context) (*hold, error) {
 	if claim == nil {
 		return nil, driver.ErrHeld
 	}
-	s, err := a.wait(ctx, claim, gate)
+	s, _, err := a.wait(ctx, claim, doGet)
 	if err != nil {
 		return nil, err
 	}
@@ -444,7 +453,7 @@ const tryAtOnce = 32
 // anyPermit takes a permit that is free, unless somebody waits for one and that
 // is to be respected.
 func (a *attempt) anyPermit(ctx context.Context, respect bool) (*hold, error) {
-	gate := slotsStart + "no-gate"
+	gate := noGate
 	if respect {
 		gate = a.names.gate()
 	}

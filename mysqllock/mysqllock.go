@@ -124,7 +124,7 @@ func newBackend(db *sql.DB, o *Options, connect func(context.Context) (*sql.Conn
 	if b.bad == nil && b.opt.FenceTable != "" {
 		b.dialect.fence, b.bad = quoteTable(b.opt.FenceTable)
 	}
-	b.dialect.slots = b.opt.Readers
+	b.dialect.setReaders(b.opt.Readers)
 	// A lost lock is announced two heartbeats after the last sign of life; only
 	// then may the server free it by itself.
 	b.dialect.vanish = max(3*b.opt.Heartbeat, time.Second)

@@ -21,11 +21,14 @@ const (
 // LockName returns the name that a resource has in GET_LOCK: the resource
 // itself if it is not longer than 64 UTF-16 code units and lower case. Else the
 // first 32 of them in lower case, and a hash: MySQL doesn't tell cases apart. So
-// does a resource that has characters which a server can't hold.
+// does a resource that has characters which a server can't hold. One that begins
+// with "distlock/" does, too, and has "distlock_" then: no resource has the name
+// of one of the locks that this package takes for itself.
 //
-// The .NET library Medallion.Threading gives the same names.
+// The .NET library Medallion.Threading gives the same names, but for the last
+// rule.
 func LockName(resource string) string {
-	plain, units := true, 0
+	plain, units := !reserved(resource), 0
 	for _, r := range resource {
 		switch {
 		case r == 0 || r > 0xFFFF || unicode.ToLower(r) != r:
@@ -49,9 +52,15 @@ func LockName(resource string) string {
 			b.WriteRune(unicode.ToLower(r))
 		}
 	}
-	b.WriteString(hash(resource))
-	return b.String()
+	name := b.String()
+	if reserved(name) {
+		name = strings.Replace(name, "/", "_", 1)
+	}
+	return name + hash(resource)
 }
+
+// reserved reports whether the name is one of the package's own, or could be.
+func reserved(name string) bool { return strings.HasPrefix(name, slotsStart) }
 
 // hash returns 160 bits of the resource's SHA-512, five to a letter, the least
 // significant of each byte first.

@@ -35,6 +35,7 @@ func FuzzLockName(f *testing.F) {
 	f.Add("😀", "😁")
 	f.Add(strings.Repeat("漢", 64), strings.Repeat("漢", 65))
 	f.Add("\u0130", "i")
+	f.Add("distlock/reading/0", "DISTLOCK/wait/")
 	f.Fuzz(func(t *testing.T, a, b string) {
 		if !utf8.ValidString(a) || !utf8.ValidString(b) || a == "" || b == "" {
 			return
@@ -52,6 +53,9 @@ func FuzzLockName(f *testing.F) {
 					t.Errorf("%q has %q", name, r)
 				}
 			}
+			if strings.HasPrefix(name, "distlock/") {
+				t.Errorf("%q may be a name of the package's own", name)
+			}
 		}
 	})
 }
@@ -65,5 +69,35 @@ func TestNamesOfParts(t *testing.T) {
 			t.Errorf("%q", p)
 		}
 		seen[p] = true
+	}
+}
+
+// No resource has the name of a lock that the package takes for itself, be it of
+// its own parts, those of another, or of no resource at all.
+func TestP17_NoResourceHasANameOfTheParts(t *testing.T) {
+	own := []string{neverHeld, noGate, readingKey}
+	for i := range readingSessions {
+		own = append(own, readingName(i))
+	}
+	for _, n := range []names{namesOf("order"), namesOf("distlock/wait/"), namesOf("DistLock/r000/")} {
+		own = append(own, n.gate(), n.permits()(0))
+		own = append(own, n.slots(2)...)
+	}
+	resources := append([]string{"distlock/", "distlock/wait/", "Distlock/Wait/", "DistLock/r000/", "distloc\u212A/p0/", "distlock/session/ABC"}, own...)
+	for _, o := range own {
+		if !strings.HasPrefix(o, "distlock/") {
+			t.Errorf("%q is a name of the package's own", o)
+		}
+	}
+	seen := make(map[string]string)
+	for _, r := range resources {
+		name := LockName(r)
+		if strings.HasPrefix(name, "distlock/") {
+			t.Errorf("%q has the name %q", r, name)
+		}
+		if before, ok := seen[name]; ok {
+			t.Errorf("%q and %q share %q", before, r, name)
+		}
+		seen[name] = r
 	}
 }

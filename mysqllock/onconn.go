@@ -45,6 +45,7 @@ type ConnBackend struct {
 	session *connSession
 
 	mu     sync.Mutex
+	closed bool
 	judged bool
 	mine   map[string]bool // what this backend has taken
 }
@@ -61,6 +62,7 @@ func (b *ConnBackend) Info() driver.Info {
 func (b *ConnBackend) Close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.closed = true
 	var errs []error
 	for name := range b.mine {
 		errs = append(errs, b.release(name))
@@ -103,14 +105,21 @@ func (b *ConnBackend) Acquire(ctx context.Context, r driver.Request) (driver.Gra
 func (b *ConnBackend) take(name string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.closed {
+		return errConnClosed
+	}
 	if !b.judged {
-		if err := b.judge(); err != nil {
+		if err := b.judge(); errors.Is(err, sql.ErrConnDone) {
+			return errConnDone
+		} else if err != nil {
 			return err
 		}
 		b.judged = true
 	}
 	got, err := b.session.ask("SELECT IF(IS_USED_LOCK(" + literal(name) + ")<=>CONNECTION_ID(),0,GET_LOCK(" + literal(name) + ",0))")
 	switch {
+	case errors.Is(err, sql.ErrConnDone):
+		return errConnDone
 	case err != nil:
 		return explain(err)
 	case got != 1:
@@ -170,6 +179,11 @@ type connSession struct {
 	once sync.Once
 	lost chan struct{}
 }
+
+var (
+	errConnClosed = errors.New("the backend is closed: OnConn makes another on the same connection")
+	errConnDone   = fmt.Errorf("%w: OnConn needs a connection that is open", sql.ErrConnDone)
+)
 
 var errRows = errors.New("rows are open on the connection (close them first), or a canceled query has closed it")
 

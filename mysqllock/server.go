@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"reflect"
 	"regexp"
 	"strconv"
 	"strings"
@@ -123,7 +124,7 @@ func (d *dialect) Setup(_ context.Context, c *dbsession.Conn, mark string, peer 
 	if peer != nil {
 		other = peer.Mark
 	}
-	row, err := c.Text(fmt.Sprintf("SELECT CONNECTION_ID(), GET_LOCK(%s,0), IS_USED_LOCK(%[1]s), IS_USED_LOCK(%s)", literal(mark), literal(other)))
+	row, err := c.Watch(fmt.Sprintf("SELECT CONNECTION_ID(), GET_LOCK(%s,0), IS_USED_LOCK(%[1]s), IS_USED_LOCK(%s)", literal(mark), literal(other)), watching)
 	if err != nil {
 		return 0, err
 	}
@@ -137,5 +138,18 @@ func (d *dialect) Setup(_ context.Context, c *dbsession.Conn, mark string, peer 
 	case peer != nil && its.Result != peer.ID:
 		return 0, s.refuse("a lock that is held on one connection isn't seen on the next: is there a proxy or load balancer between that spreads connections over several servers?")
 	}
+	c.State = mark // what stands in a statement for a lock that isn't to be taken
 	return id.Result, nil
+}
+
+// watching reports whether the driver's connection watches the context of a query
+// whose rows aren't closed yet, for as long as that. It is the field of the driver
+// that tells the driver itself; a driver that has it no more may do otherwise.
+func watching(dc any) bool {
+	c := reflect.Indirect(reflect.ValueOf(dc))
+	if c.Kind() != reflect.Struct {
+		return false
+	}
+	f := c.FieldByName("watching")
+	return f.IsValid() && f.Kind() == reflect.Bool && f.Bool()
 }

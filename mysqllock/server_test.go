@@ -35,6 +35,13 @@ func TestMain(m *testing.M) {
 	if u := os.Getenv(childURL); u != "" {
 		drivertest.Main(m, func() (driver.Backend, error) { return Open(context.Background(), u) })
 	}
+	if u := os.Getenv(passURL); u != "" {
+		if err := passOn(u); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	code := m.Run()
 	for _, s := range servers {
 		s.stop(syscall.SIGKILL)
@@ -121,6 +128,19 @@ func (s *testServer) dsn(addr string) string {
 	cfg := mysql.NewConfig()
 	cfg.User, cfg.Passwd, cfg.DBName, cfg.Net, cfg.Addr = s.user, s.password, s.database, "tcp", addr
 	return cfg.FormatDSN()
+}
+
+// dsnOf returns what the driver takes for the URL.
+func dsnOf(rawURL string) (string, error) {
+	u, err := url.Parse(rawURL)
+	if err != nil {
+		return "", err
+	}
+	cfg, _, err := parseURL(u)
+	if err != nil {
+		return "", err
+	}
+	return cfg.FormatDSN(), nil
 }
 
 func (s *testServer) url(addr, parameters string) string {

@@ -256,6 +256,8 @@ func (r *runner) acquire() (*distlock.Lock, error) {
 	}
 }
 
+var errSilentStore = errors.New("the store did not answer in time: is it reachable, and healthy?")
+
 func (r *runner) openAndAcquire(ctx context.Context) (*distlock.Lock, error) {
 	begun := time.Now()
 	o := &distlock.Options{
@@ -265,7 +267,15 @@ func (r *runner) openAndAcquire(ctx context.Context) (*distlock.Lock, error) {
 	if r.verbose {
 		o.Trace = &distlock.Trace{Waiting: func(context.Context, distlock.Event) { r.askWho(ctx) }}
 	}
-	locker, err := distlock.Open(ctx, r.url, o)
+	opening := ctx
+	if r.timeout > 0 {
+		// As much as a first question gets at least.
+		least := 100 * time.Millisecond
+		var cancel context.CancelFunc
+		opening, cancel = context.WithTimeoutCause(ctx, max(r.timeout, least), errSilentStore)
+		defer cancel()
+	}
+	locker, err := distlock.Open(opening, r.url, o)
 	if err != nil {
 		return nil, err
 	}

@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -97,6 +98,24 @@ func TestStoreBroken(t *testing.T) {
 	code, out, errs := outcome(t, sh("file://"+file, "echo ran"))
 	if code != exitStore || out != "" || !strings.HasPrefix(errs, "distlock: ") || strings.Count(errs, "\n") != 1 {
 		t.Errorf("exit code %d, stdout %q, stderr %q", code, out, errs)
+	}
+}
+
+// A store that accepts a connection and says nothing gets no more than the time
+// there is.
+func TestStoreSilent(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close() // connections stay in its backlog
+	start := time.Now()
+	code, out, errs := outcome(t, sh("mysql://user:secret@"+l.Addr().String()+"/db", "echo ran", "--timeout", "300ms"))
+	if code != exitStore || out != "" || !strings.Contains(errs, "did not answer") || strings.Contains(errs, "secret") {
+		t.Errorf("exit code %d, stdout %q, stderr %q", code, out, errs)
+	}
+	if took := time.Since(start); took > 3*time.Second {
+		t.Errorf("it took %v", took)
 	}
 }
 

@@ -18,6 +18,7 @@ type Conn struct {
 	conn    sqldriver.Conn
 	life    context.Context // ends when the connection is to be cut
 	hasCut  bool            // it is cut otherwise
+	watched bool            // the driver watches life, whatever is sent
 	careful bool            // the next statement may have to be ended by life
 
 	prepared map[string]*list.Element
@@ -25,6 +26,8 @@ type Conn struct {
 	row      []sqldriver.Value
 	rest     []sqldriver.Value
 	args     []sqldriver.NamedValue
+	values   []sqldriver.Value
+	open     sqldriver.Rows // of Watch
 }
 
 type preparedStmt struct {
@@ -56,6 +59,38 @@ func (c *Conn) context() context.Context {
 	return context.Background()
 }
 
+// canCut reports whether a statement that hangs can be ended at any time,
+// whoever runs it.
+func (c *Conn) canCut() bool { return c.hasCut || c.watched }
+
+// Watch is Text, and leaves the rows open behind the last of them. A driver that
+// watches the context of a query until its rows are closed, with a goroutine that
+// is woken up for that, goes on watching then; and the methods that know no
+// context don't disturb it. So the connection can be cut under each statement to
+// come, and none costs the change to another goroutine and back. If watching,
+// which is given the driver's connection, says that it isn't so, it is Text.
+func (c *Conn) Watch(query string, watching func(dc any) bool) ([]sqldriver.Value, error) {
+	q, ok := c.conn.(sqldriver.QueryerContext)
+	_, plain := c.conn.(sqldriver.Queryer)    //nolint:staticcheck // see Watch
+	_, plainExec := c.conn.(sqldriver.Execer) //nolint:staticcheck // see Watch
+	if !ok || !plain || !plainExec || c.canCut() {
+		return c.Text(query)
+	}
+	rows, err := q.QueryContext(c.life, query, nil)
+	if err != nil {
+		return nil, err
+	}
+	row, err := c.read(rows)
+	if err == nil && watching(c.conn) {
+		c.open, c.watched = rows, true
+		return row, nil
+	}
+	if cerr := rows.Close(); err == nil {
+		err = cerr
+	}
+	return row, err
+}
+
 // Args returns a slice for n arguments, which is used again.
 func (c *Conn) Args(n int) []sqldriver.NamedValue {
 	if cap(c.args) < n {
@@ -81,10 +116,10 @@ func (c *Conn) RowUntil(ctx context.Context, query string, args []sqldriver.Name
 		return nil, err
 	}
 	var rows sqldriver.Rows
-	if q, ok := stmt.(sqldriver.StmtQueryContext); ok {
+	if q, ok := stmt.(sqldriver.StmtQueryContext); ok && !c.watched {
 		rows, err = q.QueryContext(ctx, args)
 	} else {
-		rows, err = stmt.Query(values(args)) //nolint:staticcheck // drivers of old have no other
+		rows, err = stmt.Query(c.plain(args)) //nolint:staticcheck // see Watch; and drivers of old have no other
 	}
 	if err != nil {
 		return nil, err
@@ -121,6 +156,9 @@ func (c *Conn) Each(query string, f func(row []sqldriver.Value)) error {
 }
 
 func (c *Conn) rows(query string) (sqldriver.Rows, error) {
+	if c.watched {
+		return c.conn.(sqldriver.Queryer).Query(query, nil) //nolint:staticcheck // see Watch
+	}
 	if q, ok := c.conn.(sqldriver.QueryerContext); ok {
 		rows, err := q.QueryContext(c.context(), query, nil)
 		if !errors.Is(err, sqldriver.ErrSkip) {
@@ -138,6 +176,17 @@ func (c *Conn) rows(query string) (sqldriver.Rows, error) {
 }
 
 func (c *Conn) one(rows sqldriver.Rows) ([]sqldriver.Value, error) {
+	row, err := c.read(rows)
+	if cerr := rows.Close(); err == nil {
+		err = cerr
+	}
+	return row, err
+}
+
+// read reads the only row, and what may follow it: Close would cancel what is
+// still to come, with some drivers, and an error that comes after the row would
+// be missed.
+func (c *Conn) read(rows sqldriver.Rows) ([]sqldriver.Value, error) {
 	n := len(rows.Columns())
 	if cap(c.row) < n {
 		c.row, c.rest = make([]sqldriver.Value, n, 2*n), make([]sqldriver.Value, n, 2*n)
@@ -145,26 +194,18 @@ func (c *Conn) one(rows sqldriver.Rows) ([]sqldriver.Value, error) {
 	row := c.row[:n]
 	err := rows.Next(row)
 	if errors.Is(err, io.EOF) {
-		err = errNoRow
+		return row, errNoRow
 	}
-	if err == nil {
-		// Byte slices belong to the driver, and only until the next call.
-		for i, v := range row {
-			if b, ok := v.([]byte); ok {
-				row[i] = string(b)
-			}
-		}
-		// Close would cancel what is still to come, with some drivers, and an error
-		// that comes after the row would be missed.
-		for err == nil {
-			err = rows.Next(c.rest[:n])
-		}
-		if errors.Is(err, io.EOF) {
-			err = nil
+	for i, v := range row {
+		if b, ok := v.([]byte); ok { // the driver's, and only until the next call
+			row[i] = string(b)
 		}
 	}
-	if cerr := rows.Close(); err == nil {
-		err = cerr
+	for err == nil {
+		err = rows.Next(c.rest[:n])
+	}
+	if errors.Is(err, io.EOF) {
+		err = nil
 	}
 	return row, err
 }
@@ -172,6 +213,9 @@ func (c *Conn) one(rows sqldriver.Rows) ([]sqldriver.Value, error) {
 // Exec runs a statement as it is.
 func (c *Conn) Exec(query string, args []sqldriver.NamedValue) (sqldriver.Result, error) {
 	if len(args) == 0 {
+		if c.watched {
+			return c.conn.(sqldriver.Execer).Exec(query, nil) //nolint:staticcheck // see Watch
+		}
 		if e, ok := c.conn.(sqldriver.ExecerContext); ok {
 			res, err := e.ExecContext(c.context(), query, nil)
 			if !errors.Is(err, sqldriver.ErrSkip) {
@@ -183,10 +227,10 @@ func (c *Conn) Exec(query string, args []sqldriver.NamedValue) (sqldriver.Result
 	if err != nil {
 		return nil, err
 	}
-	if e, ok := stmt.(sqldriver.StmtExecContext); ok {
+	if e, ok := stmt.(sqldriver.StmtExecContext); ok && !c.watched {
 		return e.ExecContext(c.context(), args)
 	}
-	return stmt.Exec(values(args)) //nolint:staticcheck // see Row
+	return stmt.Exec(c.plain(args)) //nolint:staticcheck // see Row
 }
 
 // Call calls a procedure, of which the driver puts the return status into what
@@ -212,12 +256,13 @@ func (c *Conn) Call(ctx context.Context, procedure string, args []sqldriver.Name
 	return err
 }
 
-func values(args []sqldriver.NamedValue) []sqldriver.Value {
-	vs := make([]sqldriver.Value, len(args))
-	for i, a := range args {
-		vs[i] = a.Value
+// plain returns the arguments in the form of the methods without context.
+func (c *Conn) plain(args []sqldriver.NamedValue) []sqldriver.Value {
+	c.values = c.values[:0]
+	for _, a := range args {
+		c.values = append(c.values, a.Value)
 	}
-	return vs
+	return c.values
 }
 
 // prepare returns the prepared statement, and closes the one that was not used
@@ -229,7 +274,7 @@ func (c *Conn) prepare(query string) (sqldriver.Stmt, error) {
 	}
 	var stmt sqldriver.Stmt
 	var err error
-	if p, ok := c.conn.(sqldriver.ConnPrepareContext); ok {
+	if p, ok := c.conn.(sqldriver.ConnPrepareContext); ok && !c.watched {
 		stmt, err = p.PrepareContext(c.context(), query)
 	} else {
 		stmt, err = c.conn.Prepare(query)

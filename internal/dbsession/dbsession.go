@@ -67,6 +67,13 @@ type Dialect interface {
 	Answered(err error) bool
 }
 
+// A Filler is a [Dialect] that can make one statement of different numbers of
+// steps, of those verbs for which Fills holds. Of the others as many travel
+// together as make few different statements.
+type Filler interface {
+	Fills(Verb) bool
+}
+
 // An Interrupter is a [Dialect] whose driver can't cancel a statement and keep
 // the connection: it takes another session to stop a wait.
 type Interrupter interface {
@@ -108,6 +115,10 @@ type Step struct {
 	Result int64
 	Null   bool // the result is NULL
 
+	// Takes, if not nil, is bound to the session if the step takes its key, and
+	// freed if it doesn't, when it is sure that the step has left nothing behind.
+	Takes *Claim
+
 	// Frees, if not nil, ends when the step is done, or its session has ended,
 	// whether or not somebody waits for it.
 	Frees *Claim
@@ -116,17 +127,20 @@ type Step struct {
 	// step has left nothing behind.
 	Cleanup func()
 
-	call  func(c *Conn) error
-	on    *Session      // where it must run; nil: anywhere
-	ready chan struct{} // closed when it is finished
+	call    func(c *Conn) error
+	on      *Session      // where it must run; nil: anywhere
+	ready   chan struct{} // closed when it is finished, or overdue; nil: it was when Send returned
+	bounded bool          // it is overdue after a heartbeat
 
 	// Guarded by Pool.mu.
-	state stepState
-	left  bool     // nobody waits for it any more
-	undo  bool     // it gives back what another has taken
-	ran   *Session // where it ran, or runs
-	done  bool     // though the statement failed that it was part of
-	err   error
+	state   stepState
+	asked   time.Time
+	overdue bool     // set before ready is closed
+	left    bool     // nobody waits for it any more
+	undo    bool     // it gives back what another has taken
+	ran     *Session // where it ran, or runs
+	done    bool     // though the statement failed that it was part of
+	err     error
 }
 
 type stepState uint8
@@ -192,6 +206,7 @@ type Pool struct {
 	polled   []*polledWait
 	tick     chan struct{} // closed when those who poll shall; nil: nobody polls
 	waits    int64         // of db.Stats, at the last look
+	trip     time.Duration // about the shortest of late
 	claims   map[string]*Claim
 	tasks    sync.WaitGroup
 }
@@ -246,28 +261,42 @@ const closeTimeout = 2 * time.Second
 // answered, the error is ctx's, and what the step takes is given back when the
 // answer comes.
 func (p *Pool) Do(ctx context.Context, st *Step) (*Session, error) {
-	return p.run(ctx, nil, st)
+	s, result, null, err := p.run(ctx, nil, st)
+	if err == nil {
+		st.Result, st.Null = result, null
+	}
+	return s, err
+}
+
+// Take runs a step that takes the claim's key on any session, and returns its
+// result. The claim is bound to the session then; after an error, and if nothing
+// was taken, it is freed.
+func (p *Pool) Take(ctx context.Context, c *Claim, verb Verb, checks []string) (s *Session, result int64, err error) {
+	st := Step{Verb: verb, Key: c.key, Checks: checks, Takes: c}
+	s, result, _, err = p.run(ctx, nil, &st)
+	return s, result, err
 }
 
 // DoOn runs the step on s.
 func (p *Pool) DoOn(ctx context.Context, s *Session, st *Step) error {
-	_, err := p.run(ctx, s, st)
+	_, result, null, err := p.run(ctx, s, st)
+	if err == nil {
+		st.Result, st.Null = result, null
+	}
 	return err
 }
 
-func (p *Pool) run(ctx context.Context, s *Session, st *Step) (*Session, error) {
-	err := context.Cause(ctx)
-	end := time.Now().Add(p.opt.Heartbeat)
-	asked := st
+func (p *Pool) run(ctx context.Context, s *Session, asked *Step) (ran *Session, result int64, null bool, err error) {
+	err = context.Cause(ctx)
+	var first time.Time // when it was asked
+	// A session that has died may still be about to set the result of what it was
+	// asked.
+	st := new(*asked)
 	for tries := 1; err == nil; tries++ {
-		// A session that has died may still be about to set the result of what it was
-		// asked.
-		st = new(*asked)
 		p.Send(ctx, s, st)
-		err = p.await(ctx, st, end)
+		err = p.Await(ctx, st)
 		if err == nil {
-			asked.Result, asked.Null = st.Result, st.Null
-			return st.ran, nil
+			return st.ran, st.Result, st.Null, nil
 		}
 		if s != nil || !errors.Is(err, driver.ErrLost) {
 			break
@@ -277,10 +306,13 @@ func (p *Pool) run(ctx context.Context, s *Session, st *Step) (*Session, error) 
 		p.mu.Lock()
 		err = fmt.Errorf("the connection broke: %w", st.ran.deadErr)
 		p.mu.Unlock()
-		if tries > p.opt.MaxSessions || ctx.Err() != nil || !time.Now().Before(end) {
+		first = st.asked
+		if tries > p.opt.MaxSessions || ctx.Err() != nil || time.Since(first) >= p.opt.Heartbeat {
 			break
 		}
 		err = nil
+		st = new(*asked)
+		st.asked = first
 	}
 	p.mu.Lock()
 	running := st.state == stepRunning
@@ -290,17 +322,23 @@ func (p *Pool) run(ctx context.Context, s *Session, st *Step) (*Session, error) 
 	case stepRunning:
 		st.left = true
 	case stepFinished:
-		if err = st.err; err == nil { // the answer came at the same moment
-			asked.Result, asked.Null = st.Result, st.Null
+		switch {
+		case st.err == nil: // the answer came at the same moment
+			err, result, null = nil, st.Result, st.Null
+		case s != nil || !errors.Is(st.err, driver.ErrLost):
+			err = st.err
 		}
 	case stepNew: // it was never sent
 	}
-	ran := st.ran
+	if err != nil && !running && st.Takes != nil {
+		st.Takes.free()
+	}
+	ran = st.ran
 	p.mu.Unlock()
 	if err != nil && !running && st.Cleanup != nil {
 		st.Cleanup()
 	}
-	return ran, err
+	return ran, result, null, err
 }
 
 // Send queues the step for s, or for any session if s is nil. If ctx never ends,
@@ -308,16 +346,20 @@ func (p *Pool) run(ctx context.Context, s *Session, st *Step) (*Session, error) 
 func (p *Pool) Send(ctx context.Context, s *Session, st *Step) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	st.bounded = ctx.Done() == nil
 	if s := p.enqueue(s, st); s != nil {
-		if ctx.Done() == nil && s.conn.hasCut {
+		if st.bounded && s.conn.canCut() {
 			p.lead(s, st)
 		} else {
 			p.rouse(s)
 		}
 	}
+	if st.state != stepFinished {
+		st.ready = make(chan struct{})
+	}
 }
 
-// start is Send, but returns at once.
+// start is Send, but returns at once, and nobody waits for the answer.
 func (p *Pool) start(s *Session, st *Step) {
 	if s := p.enqueue(s, st); s != nil {
 		p.rouse(s)
@@ -326,7 +368,10 @@ func (p *Pool) start(s *Session, st *Step) {
 
 // enqueue returns the idle session that is to look at its queue, if there is one.
 func (p *Pool) enqueue(s *Session, st *Step) *Session {
-	st.on, st.ready, st.state = s, make(chan struct{}), stepQueued
+	st.on, st.state = s, stepQueued
+	if st.asked.IsZero() {
+		st.asked = time.Now()
+	}
 	switch {
 	case p.closed && s == nil:
 		p.finish(st, errClosed)
@@ -336,6 +381,7 @@ func (p *Pool) enqueue(s *Session, st *Step) *Session {
 			return s
 		}
 		p.grow()
+		p.tend()
 	case s.dead:
 		p.finish(st, s.lostErr())
 	default:
@@ -350,56 +396,66 @@ func (p *Pool) enqueue(s *Session, st *Step) *Session {
 // Await waits until the step is finished, or ctx ends; if that never ends, for
 // as long as a statement may take.
 func (p *Pool) Await(ctx context.Context, st *Step) error {
-	return p.await(ctx, st, time.Now().Add(p.opt.Heartbeat))
-}
-
-func (p *Pool) await(ctx context.Context, st *Step, end time.Time) error {
-	select {
-	case <-st.ready:
+	if st.ready == nil {
 		return st.err
-	default:
 	}
-	var over <-chan time.Time
+	if ctx.Done() == nil && !st.bounded {
+		bounded, cancel := context.WithTimeoutCause(ctx, p.opt.Heartbeat, errSilent)
+		defer cancel()
+		ctx = bounded
+	}
 	if ctx.Done() == nil {
-		timer := time.NewTimer(time.Until(end))
-		defer timer.Stop()
-		over = timer.C
+		<-st.ready // which costs less than to watch the time, too; see endOverdue
+	} else {
+		select {
+		case <-st.ready:
+		case <-ctx.Done():
+			select {
+			case <-st.ready:
+			default:
+				return context.Cause(ctx)
+			}
+		}
 	}
-	err := errSilent
-	select {
-	case <-st.ready:
+	if !st.overdue {
 		return st.err
-	case <-over:
-	case <-ctx.Done():
-		err = context.Cause(ctx)
 	}
-	select {
-	case <-st.ready:
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if st.state == stepFinished {
 		return st.err
-	default:
-		return err
 	}
+	return errSilent
 }
 
 // Finished reports whether the step is through, whoever waits for it.
 func (p *Pool) Finished(st *Step) bool {
-	select {
-	case <-st.ready:
-		return true
-	default:
-		return false
-	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return st.state == stepFinished
 }
 
 var errSilent = errors.New("the server did not answer in time: is it reachable, and not overloaded?")
 
-// finish ends the step. Pool.mu is held.
+// finish ends the step and wakes up who waits for it. Pool.mu is held.
 func (p *Pool) finish(st *Step, err error) {
+	p.settle(st, err)
+	st.tell()
+}
+
+// tell wakes up who waits for the step, which is finished.
+func (st *Step) tell() {
+	if st.ready != nil && !st.overdue {
+		close(st.ready)
+	}
+}
+
+// settle ends the step. Pool.mu is held.
+func (p *Pool) settle(st *Step, err error) {
 	if st.done {
 		err = nil
 	}
 	st.state, st.err = stepFinished, err
-	close(st.ready)
 	if st.Frees != nil && (err == nil || errors.Is(err, driver.ErrLost)) {
 		st.Frees.free()
 	}
@@ -407,15 +463,23 @@ func (p *Pool) finish(st *Step, err error) {
 	switch {
 	case took && !st.left:
 		st.ran.holds++
+		if st.Takes != nil {
+			st.Takes.bind(st.ran)
+		}
+	case err == nil && st.Takes != nil && !took:
+		st.Takes.free()
 	case took:
 		// The session is the one that calls, and looks at its queue next.
 		undo := p.dialect.Undo(st)
-		undo.on, undo.ready, undo.state, undo.left = st.ran, make(chan struct{}), stepQueued, true
-		undo.undo, undo.Cleanup = true, st.Cleanup
+		undo.on, undo.state, undo.asked, undo.left = st.ran, stepQueued, time.Now(), true
+		undo.undo, undo.Cleanup, undo.Takes = true, st.Cleanup, st.Takes
 		st.ran.queue = append(st.ran.queue, undo)
 		return
 	case st.undo && err != nil && !st.on.dead:
 		p.doom(st.on, err)
+	}
+	if st.left && st.Takes != nil {
+		st.Takes.free()
 	}
 	if st.left && st.Cleanup != nil {
 		p.tasks.Go(st.Cleanup)
@@ -435,7 +499,7 @@ func (p *Pool) unqueue(st *Step) {
 }
 
 // maxBatch bounds how many steps travel together.
-const maxBatch = 64
+const maxBatch = 32
 
 // fitting returns the largest number of steps of one verb, at most n, that may
 // travel together: few sizes make few statements to prepare.
@@ -489,8 +553,12 @@ func (p *Pool) arrange(s *Session, batch []*Step) []*Step {
 	for _, st := range batch {
 		number[st.Verb]++
 	}
+	filler, _ := p.dialect.(Filler)
 	for v, n := range number {
-		if n > 0 {
+		switch {
+		case filler != nil && filler.Fills(Verb(v)):
+			room[v] = n
+		case n > 0:
 			room[v] = fitting(n)
 		}
 	}
@@ -533,6 +601,17 @@ func (p *Pool) wrap(err error) error {
 		return fmt.Errorf("no connection became free: all %d that DB.SetMaxOpenConns allows are in use: %w", st.MaxOpenConnections, err)
 	}
 	return err
+}
+
+// KeyArg returns the key as an argument of a statement.
+func (st *Step) KeyArg() any {
+	switch {
+	case st.Takes != nil && st.Takes.key == st.Key:
+		return st.Takes.arg // which is there already
+	case st.Frees != nil && st.Frees.key == st.Key:
+		return st.Frees.arg
+	}
+	return st.Key
 }
 
 var _ driver.Session = (*Session)(nil)

@@ -233,6 +233,17 @@ func inBubble(t *testing.T, o Options, f func(t *testing.T, v *server, p *Pool))
 			o.MaxSessions, o.MaxWaiting = 8, 4
 		}
 		o.Heartbeat, o.IdleTimeout = heartbeat, 2*heartbeat
+		if o.Connect != nil {
+			o.Connect = func(ctx context.Context) (*sql.Conn, func(), error) {
+				c, err := db.Conn(ctx)
+				if err != nil {
+					return nil, nil, err
+				}
+				id := int64(0)
+				err = c.Raw(func(dc any) error { id = dc.(*conn).id; return nil })
+				return c, func() { v.end(id) }, err
+			}
+		}
 		p := New(db, v, o)
 		f(t, v, p)
 		p.Close()
@@ -528,4 +539,240 @@ func TestP25_CloseWakesWaiters(t *testing.T) {
 			t.Errorf("error %v", err)
 		}
 	})
+}
+
+// cutting are the options of a backend that can cut its connections, so that who
+// asks makes the trip himself. inBubble puts the function that does it in place.
+var cutting = Options{Connect: func(context.Context) (*sql.Conn, func(), error) { return nil, nil, errors.ErrUnsupported }}
+
+// Nobody waits for a silent server for longer than a heartbeat, be it who makes
+// the trip, who comes along or who comes later, and all is forgotten then.
+func TestP08_SilentServerIsGivenUpInTime(t *testing.T) {
+	for name, o := range map[string]Options{"asked by a session": {}, "asked by the caller": cutting} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, o, func(t *testing.T, v *server, p *Pool) {
+				take(t, p, "held")
+				v.on(func(s *session, _ []*Step) error {
+					if o.Connect == nil {
+						go func() { time.Sleep(heartbeat); v.end(s.id) }() // what the driver does when life ends
+					}
+					<-s.killed
+					return io.EOF
+				})
+				var all sync.WaitGroup
+				for i := range 9 {
+					all.Go(func() {
+						time.Sleep(time.Duration(i) * heartbeat / 5)
+						c, err := p.Claim(context.Background(), fmt.Sprint(i), 0)
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						start := time.Now()
+						_, _, err = p.Take(context.Background(), c, get, nil)
+						if took := time.Since(start); err == nil || errors.Is(err, driver.ErrLost) || took > heartbeat {
+							t.Errorf("the caller %d, after %v: %v", i, took, err)
+						}
+					})
+				}
+				all.Wait()
+			})
+		})
+	}
+}
+
+// Locks are spread over the sessions, and nobody waits for anything but trips
+// while they are.
+func TestP20_NoStepIsLeftBehind(t *testing.T) {
+	inBubble(t, Options{}, func(t *testing.T, v *server, p *Pool) {
+		const locks, trip = 3200, 100 * time.Microsecond
+		var trips int
+		v.on(func(*session, []*Step) error { time.Sleep(trip); return nil })
+		start := time.Now()
+		var all sync.WaitGroup
+		for first := range 64 {
+			all.Go(func() {
+				for i := first; i < locks; i += 64 {
+					take(t, p, fmt.Sprint(i))
+				}
+			})
+		}
+		all.Wait()
+		trips = v.trips
+		if took := time.Since(start); took > time.Duration(trips)*trip {
+			t.Errorf("%d trips took %v", trips, took)
+		}
+		if trips > locks/16 {
+			t.Errorf("%d trips for %d locks", trips, locks)
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		for _, s := range p.sessions {
+			if s.holds > locks/4 {
+				t.Errorf("%d of %d locks on one of %d sessions", s.holds, locks, len(p.sessions))
+			}
+		}
+	})
+}
+
+// A server that is far away is asked over a second session while the first waits
+// for its answer.
+func TestP20_FarServerIsAskedOverSeveralSessions(t *testing.T) {
+	inBubble(t, Options{}, func(t *testing.T, v *server, p *Pool) {
+		const trip = 20 * time.Millisecond
+		v.on(func(*session, []*Step) error { time.Sleep(trip); return nil })
+		for i := range 2000 { // it is known to be far
+			c, s := take(t, p, fmt.Sprint(i))
+			give(t, p, c, s)
+		}
+		var all sync.WaitGroup
+		for i := range 8 {
+			all.Go(func() { take(t, p, fmt.Sprint("more", i)) })
+		}
+		all.Wait()
+		time.Sleep(time.Second) // the second may be on its way
+		if n := v.sessions(); n < 2 {
+			t.Fatalf("%d sessions", n)
+		}
+		start := time.Now()
+		for i := range 2 {
+			all.Go(func() {
+				time.Sleep(time.Duration(i) * time.Millisecond)
+				take(t, p, fmt.Sprint("last", i))
+			})
+		}
+		all.Wait()
+		if took := time.Since(start); took > trip+time.Millisecond {
+			t.Errorf("two, one after the other, took %v", took)
+		}
+	})
+}
+
+// What isn't taken, is taken too late, or can't be asked leaves no claim.
+func TestP07_TakeFreesTheClaim(t *testing.T) {
+	inBubble(t, Options{}, func(t *testing.T, v *server, p *Pool) {
+		take(t, p, "other")
+		stranger, _ := v.Connect(t.Context())
+		s := stranger.(*conn).session
+		v.do(s, &Step{Verb: get, Key: "a"})
+		claim := func() *Claim {
+			c, err := p.Claim(t.Context(), "a", 0)
+			if c == nil || err != nil {
+				t.Fatalf("the claim before is left: %v", err)
+			}
+			return c
+		}
+		if _, result, err := p.Take(t.Context(), claim(), get, nil); err != nil || result != 0 {
+			t.Errorf("of another: %d, %v", result, err)
+		}
+		stranger.Close()
+		v.on(func(*session, []*Step) error { time.Sleep(time.Minute / 60); return nil })
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		if _, _, err := p.Take(ctx, claim(), get, nil); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("too late: %v", err)
+		}
+		if c, err := p.Claim(t.Context(), "a", 0); c != nil || err != nil {
+			t.Errorf("claimed while it isn't given back yet: %v", err)
+		}
+		time.Sleep(3 * time.Second)
+		if v.held("a") > 0 {
+			t.Error("it wasn't given back")
+		}
+		if _, _, err := p.Take(ctx, claim(), get, nil); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("with a context that has ended: %v", err)
+		}
+		v.on(func(*session, []*Step) error { return errRefused })
+		if _, _, err := p.Take(t.Context(), claim(), get, nil); !errors.Is(err, errRefused) && !errors.Is(err, errDoubt) {
+			t.Errorf("refused: %v", err)
+		}
+		v.on(nil)
+		_, result, err := p.Take(t.Context(), claim(), get, nil)
+		if err != nil || result != 1 {
+			t.Errorf("free: %d, %v", result, err)
+		}
+	})
+}
+
+// atTimes calls take after each of the times and returns how long it took until
+// all had what they wanted, and how many trips that were.
+func atTimes(t *testing.T, v *server, p *Pool, trip time.Duration, times ...time.Duration) (took time.Duration, trips int) {
+	t.Helper()
+	v.on(func(*session, []*Step) error { time.Sleep(trip); return nil })
+	start := time.Now()
+	var all sync.WaitGroup
+	for i, at := range times {
+		all.Go(func() {
+			time.Sleep(at)
+			take(t, p, fmt.Sprint("at", at, i))
+		})
+	}
+	all.Wait()
+	return time.Since(start), v.trips
+}
+
+// fill takes locks until there are two sessions, of which the first has n.
+func fill(t *testing.T, p *Pool, n int) {
+	t.Helper()
+	type lock struct {
+		c *Claim
+		s *Session
+	}
+	var locks []lock
+	for i := range crowd {
+		c, s := take(t, p, fmt.Sprint("fill", i))
+		locks = append(locks, lock{c, s})
+		synctest.Wait() // nothing is under way behind it
+	}
+	synctest.Wait()
+	for _, l := range locks[n:] {
+		give(t, p, l.c, l.s)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.sessions) != 2 || p.sessions[0].holds != n {
+		t.Fatalf("%d sessions, of which the first has %d", len(p.sessions), p.sessions[0].holds)
+	}
+}
+
+// Who comes while a near server is asked goes along with the next trip, though
+// another session is idle.
+func TestP20_NearServerIsAskedOverOneSession(t *testing.T) {
+	inBubble(t, Options{}, func(t *testing.T, v *server, p *Pool) {
+		fill(t, p, 10)
+		const trip = 100 * time.Microsecond
+		took, trips := atTimes(t, v, p, trip, 0, 10*time.Microsecond, 20*time.Microsecond)
+		if took != 2*trip || trips != 2 {
+			t.Errorf("%d trips, in %v", trips, took)
+		}
+	})
+}
+
+// What waits for a session that becomes too full meanwhile goes to another.
+func TestP20_CrowdedSessionPassesOn(t *testing.T) {
+	inBubble(t, Options{}, func(t *testing.T, v *server, p *Pool) {
+		fill(t, p, crowd-1)
+		const trip = 100 * time.Microsecond
+		took, trips := atTimes(t, v, p, trip, 0, 10*time.Microsecond)
+		if took != 2*trip || trips != 2 {
+			t.Errorf("%d trips, in %v", trips, took)
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if a, b := p.sessions[0].holds, p.sessions[1].holds; a != crowd || b != 1 {
+			t.Errorf("%d and %d locks", a, b)
+		}
+	})
+}
+
+// A step may free a claim on something else than its key.
+func TestStepKeepsItsKey(t *testing.T) {
+	c := &Claim{key: "claimed", arg: any("claimed")}
+	for want, st := range map[string]Step{
+		"a": {Key: "a"}, "b": {Key: "b", Frees: c}, "c": {Key: "c", Takes: c}, "claimed": {Key: "claimed", Takes: c, Frees: c},
+	} {
+		if got := st.KeyArg(); got != want {
+			t.Errorf("%v instead of %q", got, want)
+		}
+	}
 }

@@ -13,7 +13,8 @@ import (
 // tendEvery is the pause between two looks at the sessions.
 const tendEvery = 50 * time.Millisecond
 
-// tend starts to look after the sessions, until there are none. Pool.mu is held.
+// tend starts to look after the sessions and the queue, until there is neither.
+// Pool.mu is held.
 func (p *Pool) tend() {
 	if p.tending {
 		return
@@ -31,11 +32,13 @@ func (p *Pool) tend() {
 			}
 			p.mu.Lock()
 			p.endHanging()
+			p.endOverdue()
 			p.endIdle()
+			p.passOn()
 			p.promote()
 			check := p.waiting > 0 && !p.checking && time.Since(checked) >= p.opt.Heartbeat
 			p.checking = p.checking || check
-			more := len(p.sessions) > 0
+			more := len(p.sessions)+len(p.queue) > 0
 			p.tending = more
 			p.mu.Unlock()
 			if !more {
@@ -56,6 +59,24 @@ func (p *Pool) endHanging() {
 		if s.running && s.state == sessionShared && time.Since(s.began) > p.opt.Heartbeat-tendEvery {
 			p.doom(s, fmt.Errorf("no answer from the server for %v", p.opt.Heartbeat))
 		}
+	}
+}
+
+// endOverdue wakes up those who wait for steps that have been there for a
+// heartbeat, and can't be interrupted otherwise. Pool.mu is held.
+func (p *Pool) endOverdue() {
+	end := func(steps []*Step) {
+		for _, st := range steps {
+			if st.bounded && !st.overdue && st.ready != nil && time.Since(st.asked) > p.opt.Heartbeat-tendEvery {
+				st.overdue = true
+				close(st.ready)
+			}
+		}
+	}
+	end(p.queue)
+	for _, s := range p.sessions {
+		end(s.queue)
+		end(s.batch)
 	}
 }
 

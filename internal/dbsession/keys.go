@@ -11,11 +11,15 @@ import (
 type Claim struct {
 	pool *Pool
 	key  string
+	arg  any       // the key, as an argument
 	line []*inLine // who wants it next
 
 	on    *Session // that holds it in the database
 	freed bool
 }
+
+// Key returns what is claimed.
+func (c *Claim) Key() string { return c.key }
 
 type inLine struct {
 	turn  chan struct{}
@@ -28,7 +32,7 @@ func (p *Pool) Claim(ctx context.Context, key string, wait time.Duration) (*Clai
 	p.mu.Lock()
 	c := p.claims[key]
 	if c == nil {
-		c = &Claim{pool: p, key: key}
+		c = &Claim{pool: p, key: key, arg: key}
 		p.claims[key] = c
 		p.mu.Unlock()
 		return c, nil
@@ -97,11 +101,15 @@ func (c *Claim) Bind(s *Session) bool {
 		c.free()
 		return false
 	}
+	c.bind(s)
+	return true
+}
+
+func (c *Claim) bind(s *Session) {
 	c.on = s
 	if s.holds%crowd == 0 {
-		p.grow()
+		c.pool.grow()
 	}
-	return true
 }
 
 // Free ends the claim, if it hasn't ended with its session.
@@ -126,7 +134,7 @@ func (c *Claim) free() {
 		return
 	}
 	next := c.line[0]
-	next.claim = &Claim{pool: p, key: c.key, line: c.line[1:]}
+	next.claim = &Claim{pool: p, key: c.key, arg: c.arg, line: c.line[1:]}
 	p.claims[c.key] = next.claim
 	close(next.turn)
 }

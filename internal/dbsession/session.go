@@ -54,6 +54,11 @@ const (
 	growAt = 4
 	atOnce = 2
 
+	// nearTrip is the longest trip of a server that is near, and patience how long
+	// one may take for others to wait for it.
+	nearTrip = 500 * time.Microsecond
+	patience = 10 * time.Millisecond
+
 	// crowd is how many more locks than the others a session may hold before new
 	// ones go to the others: a statement costs the server the more, the more
 	// locks its session holds.
@@ -69,14 +74,36 @@ const (
 	waitConnectTimeout = 2 * time.Second
 )
 
-// pick returns a session that is free for new locks, or nil. Pool.mu is held.
+// pick returns an idle session for new locks, or nil if there is none, or another
+// will take them along. Pool.mu is held.
 func (p *Pool) pick() *Session {
+	var idle *Session
 	for _, s := range p.sessions {
-		if !s.busy && s.state == sessionShared && !s.crowded() {
-			return s
+		switch {
+		case s.crowded():
+		case !s.busy:
+			if idle == nil {
+				idle = s
+			}
+		case !s.running, p.near() && len(p.queue) < maxBatch && time.Since(s.began) < patience:
+			return nil
 		}
 	}
-	return nil
+	return idle
+}
+
+// near reports whether trips are so short that the work for a statement is what
+// counts, on both sides: then it is better to wait for the next of a session than
+// to make one more statement. Pool.mu is held.
+func (p *Pool) near() bool { return p.trip < nearTrip }
+
+// noteTrip keeps about the shortest time of late. Pool.mu is held.
+func (p *Pool) noteTrip(d time.Duration) {
+	if p.trip == 0 || d < p.trip {
+		p.trip = d
+	} else {
+		p.trip += (d - p.trip) / 256
+	}
 }
 
 // rouse makes an idle session look what there is to do. Pool.mu is held.
@@ -85,6 +112,16 @@ func (p *Pool) rouse(s *Session) {
 	select {
 	case s.wake <- struct{}{}:
 	default:
+	}
+}
+
+// passOn wakes up a session for what waits for any. Pool.mu is held.
+func (p *Pool) passOn() {
+	if len(p.queue) == 0 {
+		return
+	}
+	if s := p.pick(); s != nil {
+		p.rouse(s)
 	}
 }
 
@@ -122,7 +159,7 @@ func (p *Pool) grow() {
 			}
 		}
 	}
-	wanted := shared == 0 && len(p.queue) > 0 || shared > 0 && shared < atOnce && len(p.queue) >= growAt || shared > 0 && full == shared
+	wanted := shared == 0 && len(p.queue) > 0 || shared > 0 && shared < atOnce && len(p.queue) >= p.growAt() || shared > 0 && full == shared
 	if !wanted || len(p.sessions)+p.opening >= p.maxSessions() {
 		return
 	}
@@ -143,6 +180,15 @@ func (p *Pool) grow() {
 			p.grow() // the session may have died already
 		}
 	})
+}
+
+// growAt returns how many steps in the queue are too many for the sessions there
+// are. Pool.mu is held.
+func (p *Pool) growAt() int {
+	if p.near() {
+		return maxBatch
+	}
+	return growAt
 }
 
 func (p *Pool) anyShared() bool {
@@ -179,8 +225,8 @@ func (p *Pool) open(ctx context.Context, state sessionState) (*Session, error) {
 	}
 	ready := make(chan error, 1)
 	p.tasks.Go(func() {
-		defer c.Close()
 		defer cancel()
+		defer c.Close() // before that, so that the server is told
 		err := c.Raw(func(dc any) error {
 			conn, ok := dc.(sqldriver.Conn)
 			if !ok {
@@ -266,6 +312,8 @@ func (s *Session) serve() {
 		p.mu.Unlock()
 		select {
 		case <-s.wake:
+			// Others may be about to ask, who can come along.
+			runtime.Gosched()
 		case <-s.lost:
 		}
 		p.mu.Lock()
@@ -283,10 +331,11 @@ func (s *Session) turn() bool {
 	batch := p.gather(s)
 	if len(batch) == 0 {
 		s.busy, s.idleSince = false, time.Now()
+		p.passOn()
 		return false
 	}
 	s.batch, s.running, s.began = batch, true, time.Now()
-	if len(p.queue) >= growAt {
+	if len(p.queue) >= p.growAt() {
 		p.grow()
 	}
 	s.line.Lock()
@@ -300,6 +349,9 @@ func (s *Session) turn() bool {
 		return false // and those who asked know it
 	}
 	s.proven = time.Now()
+	if s.state == sessionShared {
+		p.noteTrip(s.proven.Sub(s.began))
+	}
 	s.batch = nil
 	if err != nil && (errors.Is(err, errDoubt) || !p.dialect.Answered(err)) {
 		s.batch = batch
@@ -307,18 +359,25 @@ func (s *Session) turn() bool {
 		return false
 	}
 	for _, st := range batch {
-		p.finish(st, err)
+		p.settle(st, err)
 	}
-	more := len(batch) > 1
-	clear(batch)
-	s.batch = batch[:0]
-	if more {
-		// Those who were answered may have more to ask; what they ask right away
-		// shall travel together.
+	if len(batch) == 1 {
+		batch[0].tell()
+	} else {
+		// Who is woken up wants the lock first. And those who were answered may have
+		// more to ask; what they ask right away shall travel together.
 		p.mu.Unlock()
+		for _, st := range batch {
+			st.tell()
+		}
 		runtime.Gosched()
 		p.mu.Lock()
 	}
+	clear(batch)
+	if !s.dead {
+		s.batch = batch[:0]
+	}
+	p.passOn()
 	return true
 }
 
@@ -338,6 +397,7 @@ func (p *Pool) lead(s *Session, st *Step) {
 		return
 	}
 	s.busy, s.idleSince = false, time.Now()
+	p.passOn()
 }
 
 // drop ends the session. Pool.mu is held.
@@ -365,16 +425,17 @@ func (p *Pool) drop(s *Session, err error) {
 	if s.holds > 0 {
 		p.freeAll(s)
 	}
-	s.cut()
+	if s.running {
+		s.cut()
+	}
 	if p.opt.Dropped != nil {
 		p.tasks.Go(func() { p.opt.Dropped(s) })
 	}
-	if len(p.queue) == 0 || p.closed {
+	if p.closed {
 		return
 	}
-	if other := p.pick(); other != nil {
-		p.rouse(other)
-	} else {
+	p.passOn()
+	if len(p.queue) > 0 {
 		p.grow()
 	}
 }
@@ -471,7 +532,10 @@ func (s *Session) Identity() Identity { return s.self }
 
 // Dead reports whether the session has ended.
 func (s *Session) Dead() bool {
-	s.pool.mu.Lock()
-	defer s.pool.mu.Unlock()
-	return s.dead
+	select {
+	case <-s.lost:
+		return true
+	default:
+		return false
+	}
 }

@@ -307,7 +307,7 @@ func (p *Pool) waitOn(ctx context.Context, s *Session, st *Step, deadline time.T
 	w := &ownWait{s: s, step: *st} // a copy: the caller may be gone when the answer comes
 	wanted, stop := context.WithCancel(s.conn.life)
 	w.stop = stop
-	w.outer.Verb = Exclusively
+	w.outer.Verb, w.outer.ready = Exclusively, make(chan struct{})
 	w.outer.call = func(c *Conn) error {
 		defer stop()
 		c.careful = true
@@ -362,9 +362,7 @@ func (p *Pool) waited(w *ownWait) (result int64, err error) {
 		return 0, nil
 	}
 	w.s.state = sessionShared
-	if !w.s.busy {
-		p.rouse(w.s) // to look at the queue
-	}
+	p.passOn() // it may take a part of the queue
 	switch err := w.outer.err; {
 	case errors.Is(err, ErrInterrupted):
 		return 0, nil
