@@ -278,6 +278,8 @@ func (q *acquisition) put(ctx context.Context, wait time.Duration, queue bool) (
 	return g, err
 }
 
+func (q *acquisition) resource() string { return q.req.Resource }
+
 func (q *acquisition) refused() {
 	if q.contended {
 		return
@@ -377,6 +379,7 @@ func (a answer) definite() bool {
 type question interface {
 	put(ctx context.Context, wait time.Duration, queue bool) (driver.Grant, error)
 	refused() // it was, and will be asked again
+	resource() string
 }
 
 // ask asks the store until it grants, fails, or the time or ctx is over. The
@@ -398,16 +401,23 @@ func (l *Locker) ask(ctx context.Context, r *request, contended bool, before ans
 			return a, pending, err
 		}
 	}
+	began := time.Now()
 	q.refused()
-	pause, most := l.pollMin, l.pollMax
-	if pause <= 0 {
-		pause = shortestPause
+	least, most := l.pollMin, l.pollMax
+	if least <= 0 {
+		least = shortestPause
 	}
 	if most <= 0 {
 		most = time.Second
 	}
-	pause = max(pause, a.pause)
-	for polling := l.pollMin > 0; ; polling = true {
+	pause := max(l.pace.begin(q.resource(), least), a.pause)
+	polling := l.pollMin > 0
+	defer func() {
+		if polling && pending == nil {
+			l.pace.note(q.resource(), time.Since(began), err == nil, least, most)
+		}
+	}()
+	for ; ; polling = true {
 		left := r.left()
 		if left <= 0 {
 			return a, nil, timedOut(r, true)

@@ -856,3 +856,73 @@ func TestP08_AnswersWithin(t *testing.T) {
 		})
 	}
 }
+
+// Who polls for what is held for a moment asks again soon, and who polls for what
+// is held for long has time.
+func TestP19_PollingFollowsHowLongItIsHeld(t *testing.T) {
+	for _, c := range []struct {
+		held       time.Duration
+		late       time.Duration // at most, on average
+		soonest    time.Duration // that it is asked again
+		mostAsking int
+	}{
+		{30 * time.Millisecond, 40 * time.Millisecond, 10 * time.Millisecond, 4},
+		{20 * time.Second, time.Second, 400 * time.Millisecond, 27},
+	} {
+		t.Run(c.held.String(), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				s := newStore()
+				s.info.PollMin, s.info.PollMax = 200*time.Millisecond, time.Second
+				here, there := newLocker(t, s, nil), newLocker(t, s, nil)
+				var late time.Duration
+				const learning, rounds = 10, 50
+				for i := range learning + rounds {
+					other := mustAcquire(t, there, "a")
+					asked := s.count("acquire")
+					began := time.Now()
+					var again time.Duration // until it is asked again
+					s.answer = func(context.Context, driver.Request) (driver.Grant, bool, error) {
+						if since := time.Since(began); again == 0 && since > 0 {
+							again = since
+						}
+						return driver.Grant{}, false, nil
+					}
+					time.AfterFunc(c.held, func() { mustRelease(t, other) })
+					mustRelease(t, mustAcquire(t, here, "a"))
+					if i < learning {
+						continue
+					}
+					late += time.Since(began) - c.held
+					if again < c.soonest {
+						t.Errorf("asked again after %v", again)
+					}
+					if n := s.count("acquire") - asked; n > c.mostAsking {
+						t.Errorf("asked %d times", n)
+					}
+				}
+				if late /= rounds; late > c.late {
+					t.Errorf("%v late on average", late)
+				}
+			})
+		})
+	}
+}
+
+func TestPaceIsRememberedForSoMany(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newStore()
+		s.info.PollMin, s.info.PollMax = 10*time.Millisecond, time.Second
+		here, there := newLocker(t, s, nil), newLocker(t, s, nil)
+		for i := range 1100 {
+			name := fmt.Sprint(i)
+			other := mustAcquire(t, there, name)
+			if _, err := here.Acquire(t.Context(), name, distlock.Timeout(20*time.Millisecond)); err == nil {
+				t.Error("got it")
+			}
+			mustRelease(t, other)
+		}
+		if n := here.Paces(); n != 1024 {
+			t.Errorf("%d are remembered", n)
+		}
+	})
+}

@@ -28,6 +28,7 @@ type Locker struct {
 	modes     driver.Modes
 	pollMin   time.Duration // 0: the backend waits by itself
 	pollMax   time.Duration
+	pace      pace
 	leases    bool
 	bound     time.Duration // of the backend's answers; 0: none
 	options   Options

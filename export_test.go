@@ -32,3 +32,10 @@ func Keepers(l *Locker) int {
 	defer l.keepersMu.Unlock()
 	return len(l.keepers) + len(l.schedule.keepers)
 }
+
+// Paces returns for how many resources it is remembered how long they were held.
+func (l *Locker) Paces() int {
+	l.pace.mu.Lock()
+	defer l.pace.mu.Unlock()
+	return len(l.pace.first)
+}

@@ -71,7 +71,7 @@ func (h *holding) tryUpgrade(ctx context.Context, r *request) error {
 		done()
 		return h.over()
 	}
-	a, pending, err := l.ask(held, r, waited, answer{}, upgrading{upgrader})
+	a, pending, err := l.ask(held, r, waited, answer{}, upgrading{upgrader, h})
 	switch {
 	case pending != nil:
 		l.inBackground(func() {
@@ -93,7 +93,10 @@ func (h *holding) tryUpgrade(ctx context.Context, r *request) error {
 }
 
 // upgrading asks for the upgrade of a hold.
-type upgrading struct{ driver.Upgrader }
+type upgrading struct {
+	driver.Upgrader
+	*holding
+}
 
 func (u upgrading) put(ctx context.Context, wait time.Duration, _ bool) (driver.Grant, error) {
 	token, err := u.Upgrade(ctx, wait)

@@ -71,8 +71,9 @@
 //
 // The service can't tell anybody that a lease came free. A process asks, with
 // one request for each resource that it waits for however many goroutines wait,
-// after pauses from 0.2 s to [Options.MaxPoll], jittered by half. There is no
-// order between processes.
+// after pauses that grow from 0.2 s to [Options.MaxPoll], jittered by half. For a
+// resource that it waited for before they begin with half of what that took, 25
+// ms at least. There is no order between processes.
 //
 // # Loss
 //

@@ -136,7 +136,9 @@ type Info struct {
 
 	// PollMin and PollMax pace the questions of one waiting process about one
 	// resource, where Acquire returns ErrHeld before Request.Wait is over: the
-	// pauses grow from PollMin to PollMax, jittered. Zero means 10 ms and 1 s.
+	// pauses grow from PollMin to PollMax, jittered. Zero means 10 ms and 1 s. For a
+	// resource that was waited for before they begin with half of what that took, but
+	// with no less than an eighth of PollMin.
 	// They are idle on a backend that waits by itself.
 	PollMin, PollMax time.Duration
 
