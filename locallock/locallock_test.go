@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -99,6 +100,40 @@ func TestHoldersAreThisProcess(t *testing.T) {
 	lock.Release()
 	if holders, err := l.Holders(t.Context(), "a"); err != nil || len(holders) != 0 {
 		t.Errorf("after Release: got %v, %v, want none", holders, err)
+	}
+}
+
+func TestHeldLocksAreSmall(t *testing.T) {
+	const n = 100_000
+	l := open(t, "local:")
+	names := make([]string, n)
+	for i := range names {
+		names[i] = fmt.Sprintf("product:%d", i)
+	}
+	locks := make([]*distlock.Lock, n)
+	heap := func() uint64 {
+		runtime.GC()
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := heap()
+	for i, name := range names {
+		lock, err := l.TryAcquire(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		locks[i] = lock
+	}
+	if each := (heap() - before) / n; each >= 1024 {
+		t.Errorf("a lock that is held takes %d bytes", each)
+	}
+	for _, lock := range locks {
+		lock.Release()
+	}
+	if left := int64(heap()) - int64(before); left > n*64 {
+		t.Errorf("%d bytes are left of %d names", left, n)
 	}
 }
 
