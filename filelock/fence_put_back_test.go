@@ -11,7 +11,7 @@ import (
 )
 
 // A fence that was put back as it was some time ago.
-func TestReviewFencePutBack(t *testing.T) {
+func TestFencePutBack(t *testing.T) {
 	b, err := New(t.TempDir(), nil)
 	if err != nil {
 		t.Fatal(err)
