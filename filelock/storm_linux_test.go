@@ -145,7 +145,7 @@ func stormChild(args []string) {
 					}
 					// What is handed on of a lock whose file was removed has a smaller token.
 					handedOn := token&1023 != 0
-					if token <= before && !(removed && handedOn) {
+					if token <= before && (!removed || !handedOn) {
 						if board.regress.Add(1) < 5 {
 							fmt.Fprintf(os.Stderr, "TOKEN %d after %d (kind %d)\n", token, before, kind)
 						}

@@ -46,11 +46,9 @@ func TestConnectionsThatWereUsedBefore(t *testing.T) {
 					t.Fatal(err)
 				}
 				for _, q := range queries {
-					rows, err := c.QueryContext(context.Background(), q)
-					if err != nil {
+					if _, err := c.ExecContext(t.Context(), q); err != nil {
 						t.Fatal(q, err)
 					}
-					rows.Close()
 				}
 				c.Close()
 				db.SetMaxIdleConns(1)
@@ -209,20 +207,16 @@ func TestKillsUnderLoad(t *testing.T) {
 							name += "-free" + fmt.Sprint(rand.IntN(100))
 							n = -1
 						}
-						c, stop := ctx, func() {}
+						c, stop := context.Background(), context.CancelFunc(func() {})
 						most := 700 * time.Millisecond
 						switch rand.IntN(3) {
 						case 0:
 							opts = append(opts, distlock.Timeout(700*time.Millisecond))
-							c = context.Background()
 						case 1:
 							opts = append(opts, distlock.Timeout(0))
-							c = context.Background()
 							most = 5 * time.Second
 						default:
-							var cc context.CancelFunc
-							c, cc = context.WithTimeout(ctx, 700*time.Millisecond)
-							stop = cc
+							c, stop = context.WithTimeout(ctx, 700*time.Millisecond)
 						}
 						var before uint64
 						if n >= 0 {
@@ -346,9 +340,8 @@ func TestReaderDiesAsWriterComes(t *testing.T) {
 			start := time.Now()
 			if k != nil {
 				for time.Since(start) < 20*time.Millisecond {
-					if x, err := w.TryAcquire(t.Context(), name); err == nil {
+					if _, err := w.TryAcquire(t.Context(), name); err == nil {
 						t.Fatal("a writer beside a reader")
-						x.Release()
 					}
 				}
 				k.Release()
@@ -389,7 +382,7 @@ func TestTwentyReaders(t *testing.T) {
 			k, err := l.Acquire(context.Background(), "twenty-17", distlock.Shared(), distlock.Timeout(10*time.Second))
 			if err == nil {
 				if _, e := w.TryAcquire(context.Background(), "twenty-17"); !errors.Is(e, distlock.ErrNotAcquired) {
-					err = fmt.Errorf("writer beside reader: %v", e)
+					err = errors.New("a writer beside a reader")
 				}
 				k.Release()
 			}
