@@ -183,7 +183,7 @@ func describeOwner(o driver.Owner) string {
 func damaged(path string, size int) error {
 	return &fs.PathError{Op: "read", Path: path, Err: fmt.Errorf(
 		"no fencing token can be read from its %d bytes, and a new count might repeat old ones; "+
-			"restore the file, or remove it: the count then starts at the clock", size)}
+			"remove it: the count then starts at the clock (an older copy would repeat numbers)", size)}
 }
 
 // newest returns the note with the largest token in a fence, in which slot it

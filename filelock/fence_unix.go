@@ -44,6 +44,9 @@ func (b *Backend) openFence(ctx context.Context, name *name, n *note, most time.
 		}
 		_, err = os.Lstat(path)
 		if errors.Is(err, fs.ErrNotExist) {
+			// The clock of now: while this one waited, there may have been another fence,
+			// which began later than the wait, and was removed.
+			n.token = clockToken(time.Now())
 			err = guarded{f}.finish(path, n.firstText())
 			if err == nil {
 				return &counter{fenceFile: guarded{f}, looked: n.since}, true, nil

@@ -501,3 +501,70 @@ func TestLook(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// While somebody waits for a fence, another may be made and removed. The one that
+// is made after that begins with a larger token all the same.
+func TestFenceMadeAfterAWait(t *testing.T) {
+	dir := t.TempDir()
+	backend := func() *Backend {
+		b, err := New(dir, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { b.Close() })
+		return b
+	}
+	take := func() uint64 {
+		g, err := backend().Acquire(context.Background(), request(driver.Shared, "a"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := g.Hold.Release(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		return g.Token
+	}
+	take()
+	slow := backend()
+	fence := slow.path("a", fenceSuffix)
+	busy, err := openFile(fence, unix.O_RDWR, 0, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer busy.close()
+	if locked, err := busy.flock(unix.LOCK_EX); !locked || err != nil {
+		t.Fatal(locked, err)
+	}
+	open := func() (n int) {
+		entries, _ := os.ReadDir("/proc/self/fd")
+		for _, e := range entries {
+			if to, _ := os.Readlink("/proc/self/fd/" + e.Name()); to == fence {
+				n++
+			}
+		}
+		return n
+	}
+	before := open()
+	slowly := make(chan uint64)
+	go func() {
+		r := request(driver.Shared, "a")
+		r.Wait = driver.Forever
+		g, err := slow.Acquire(context.Background(), r)
+		if err != nil {
+			t.Error(err)
+		}
+		slowly <- g.Token
+	}()
+	eventually(t, "it waits for the fence", func() bool { return open() > before })
+	if err := os.Remove(fence); err != nil {
+		t.Fatal(err)
+	}
+	other := take()
+	if err := os.Remove(fence); err != nil {
+		t.Fatal(err)
+	}
+	busy.unlock()
+	if token := <-slowly; token <= other {
+		t.Errorf("token %d after %d", token, other)
+	}
+}

@@ -34,6 +34,24 @@ func (a *attempt) ask(ctx context.Context) (*hold, error) {
 	}
 }
 
+// askAndCount is ask, and counts the token of what was granted.
+func (a *attempt) askAndCount(ctx context.Context) (*hold, uint64, error) {
+	h, err := a.ask(ctx)
+	if err != nil {
+		return nil, 0, explain(err)
+	}
+	h.fence, h.owner, h.since = a.names.fence(a.r.Mode), a.r.Owner, time.Now()
+	token, err := a.b.count(ctx, h)
+	if err == nil {
+		return h, token, nil
+	}
+	if given := h.Release(context.WithoutCancel(ctx)); given != nil && !errors.Is(given, driver.ErrLost) {
+		h.session.Abandon() // nobody would try again
+		err = errors.Join(err, given)
+	}
+	return nil, 0, err
+}
+
 // left returns how much of the time to wait is left.
 func (a *attempt) left() time.Duration {
 	if a.deadline.IsZero() {

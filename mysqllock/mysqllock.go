@@ -167,17 +167,16 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 		deadline = time.Now().Add(r.Wait)
 	}
 	a := &attempt{b: b, r: &r, deadline: deadline, names: namesOf(b.opt.Prefix + r.Resource)}
-	h, err := a.ask(ctx)
+	start := time.Now()
+	h, token, err := a.askAndCount(ctx)
 	for tries := 1; errors.Is(err, driver.ErrLost) && tries < 3; tries++ {
-		h, err = a.ask(ctx) // the connection ended, and what was taken on it
+		if r.Wait == 0 && time.Since(start) >= b.opt.Heartbeat {
+			break // it was the server's silence, and the answer is due
+		}
+		h, token, err = a.askAndCount(ctx) // the connection ended, and what was taken on it
 	}
 	if err != nil {
-		return driver.Grant{}, explain(err)
-	}
-	h.fence, h.owner, h.since = a.names.fence(r.Mode), r.Owner, time.Now()
-	token, err := b.count(ctx, h)
-	if err != nil {
-		return driver.Grant{}, errors.Join(err, h.Release(context.WithoutCancel(ctx)))
+		return driver.Grant{}, err
 	}
 	b.mu.Lock()
 	h.token = token

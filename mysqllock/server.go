@@ -87,6 +87,11 @@ func (s *server) refuse(why string) error {
 
 // Setup implements [dbsession.Dialect].
 func (d *dialect) Setup(_ context.Context, c *dbsession.Conn, mark string, peer *dbsession.Identity) (int64, error) {
+	// A connection of a caller's pool may come with a transaction that was left
+	// open: what is counted would be a part of that, and kept from all others.
+	if _, err := c.Exec("ROLLBACK", nil); err != nil {
+		return 0, err
+	}
 	found := make(map[string]string, len(variables))
 	err := c.Each(showVariables, func(row []sqldriver.Value) {
 		found[dbsession.Text(row[0])] = dbsession.Text(row[1])
