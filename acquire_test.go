@@ -926,3 +926,27 @@ func TestPaceIsRememberedForSoMany(t *testing.T) {
 		}
 	})
 }
+
+// A backend that waits by itself is asked to at once, however long it took before.
+func TestP18_NoPauseBeforeAWaitAtTheStore(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newStore()
+		freed := make(chan struct{}, 1)
+		s.release = func(context.Context, *hold) error { freed <- struct{}{}; return nil }
+		s.answer = func(_ context.Context, r driver.Request) (driver.Grant, bool, error) {
+			g, err := s.grant(r)
+			for ; err != nil && r.Wait > 0; g, err = s.grant(r) {
+				<-freed
+				synctest.Wait() // until it is
+			}
+			return g, true, err
+		}
+		here, there := newLocker(t, s, nil), newLocker(t, s, nil)
+		for _, held := range []time.Duration{time.Minute, time.Millisecond, time.Millisecond} {
+			other := mustAcquire(t, there, "a")
+			time.AfterFunc(held, func() { mustRelease(t, other) })
+			within(t, held, "Acquire", func() { mustRelease(t, mustAcquire(t, here, "a")) })
+			<-freed
+		}
+	})
+}

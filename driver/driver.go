@@ -135,11 +135,12 @@ type Info struct {
 	MinTTL, MaxTTL time.Duration
 
 	// PollMin and PollMax pace the questions of one waiting process about one
-	// resource, where Acquire returns ErrHeld before Request.Wait is over: the
-	// pauses grow from PollMin to PollMax, jittered. Zero means 10 ms and 1 s. For a
-	// resource that was waited for before they begin with half of what that took, but
-	// with no less than an eighth of PollMin.
-	// They are idle on a backend that waits by itself.
+	// resource, on a backend that doesn't wait by itself: the pauses grow from PollMin
+	// to PollMax, jittered. The first comes before the first question that may wait. For
+	// a resource that was waited for before they begin with half of what that took, but
+	// with no less than an eighth of PollMin. A backend that waits by itself leaves
+	// PollMin zero; if it answers ErrHeld early all the same, the pauses after that
+	// grow from 10 ms to 1 s.
 	PollMin, PollMax time.Duration
 
 	// AnswersWithin, if not zero, bounds each trip to the store that Acquire and

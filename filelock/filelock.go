@@ -206,21 +206,21 @@ func New(dir string, o *Options) (*Backend, error) {
 
 		noTokens: o.NoTokens,
 		info: driver.Info{
-			Name:    "file",
-			Modes:   driver.ModesOf(driver.Exclusive, driver.Shared, driver.Permit),
-			PollMin: time.Millisecond,
-			PollMax: 50 * time.Millisecond,
+			Name:  "file",
+			Modes: driver.ModesOf(driver.Exclusive, driver.Shared, driver.Permit),
 		},
 	}
 	if err := b.examine(o.AllowUnsafeMount); err != nil {
 		return nil, err
 	}
-	if b.lined {
+	switch {
+	case b.lined: // and so it isn't polled: a pause would come before the place in the line
 		b.info.Modes |= driver.ModesOf(driver.Upgradeable)
 		b.info.AnswersWithin = answersWithin
-	}
-	if b.network {
+	case b.network:
 		b.info.PollMin, b.info.PollMax = 10*time.Millisecond, time.Second
+	default:
+		b.info.PollMin, b.info.PollMax = time.Millisecond, 50*time.Millisecond
 	}
 	return b, nil
 }

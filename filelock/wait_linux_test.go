@@ -1007,3 +1007,11 @@ func TestQuietWaiterSleeps(t *testing.T) {
 	}
 	release(t, g)
 }
+
+// The core pauses before it lets a backend wait that it takes for one that is
+// polled; others would get ahead meanwhile.
+func TestLineIsNotPolled(t *testing.T) {
+	if info := openDir(t, t.TempDir()).Info(); info.PollMin != 0 || info.PollMax != 0 {
+		t.Errorf("pauses from %v to %v", info.PollMin, info.PollMax)
+	}
+}
