@@ -1,7 +1,7 @@
 // Package driver is the contract between package distlock and a backend.
 //
-// Application code never imports it. Read it to write a backend, and run
-// package drivertest against what you wrote.
+// Applications import it only to name the types [Holder] and [Mode]. Read it to
+// write a backend, and run package drivertest against what you wrote.
 //
 // # Who does what
 //
@@ -137,17 +137,17 @@ type Info struct {
 	// PollMin and PollMax pace the questions of one waiting process about one
 	// resource, where Acquire returns ErrHeld before Request.Wait is over: the
 	// pauses grow from PollMin to PollMax, jittered. Zero means 10 ms and 1 s. For a
-	// resource that was waited for before they begin with half of what that took, but
-	// with no less than an eighth of PollMin.
-	// They are idle on a backend that waits by itself.
+	// resource that was waited for before they begin with half of what that took,
+	// but with no less than an eighth of PollMin. They are idle on a backend that
+	// waits by itself.
 	PollMin, PollMax time.Duration
 
 	// AnswersWithin, if not zero, bounds each trip to the store that Acquire and
-	// Upgrade (with a wait of zero) and Release make, whatever the store does, and also if
-	// their context never ends. Package distlock then calls them in the caller's own
-	// goroutine where that can't make the caller late, and saves the change from one
-	// to another: always with a bound of at most 100 ms, else where the caller has
-	// nothing that could interrupt it.
+	// Upgrade (with a wait of zero) and Release make, whatever the store does, and
+	// also if their context never ends. Package distlock then calls them in the
+	// caller's own goroutine where that can't make the caller late, and saves the
+	// change from one to another: always with a bound of at most 100 ms, else where
+	// the caller has nothing that could interrupt it.
 	AnswersWithin time.Duration
 }
 

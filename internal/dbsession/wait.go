@@ -155,7 +155,7 @@ const forever = 365 * 24 * time.Hour
 
 // errNoConnection is why a session could not be opened, and not what the server
 // said about it.
-var errNoConnection = errors.New("no connection could be had")
+var errNoConnection = errors.New("can't connect")
 
 // hasNoRoom notes that no connection could be had to wait on, and reports whether
 // there is another to ask over.
