@@ -159,10 +159,11 @@ type Backend interface {
 	// Acquire takes r.Resource or returns an error, among them ErrHeld.
 	//
 	// With r.Wait zero it answers at once, that is, within one exchange with the
-	// store, or as few as it takes. Else it may wait for at most r.Wait, and must answer ErrHeld when
-	// that is over; how it waits (in the store's own queue, for a notification,
-	// not at all) is the backend's choice, and returning ErrHeld early is always
-	// allowed: package distlock pauses and asks again, with what is left.
+	// store, or as few as it takes. Else it may wait for at most r.Wait, and must
+	// answer ErrHeld when that is over; how it waits (in the store's own queue, for
+	// a notification, not at all) is the backend's choice, and returning ErrHeld
+	// early is always allowed: package distlock pauses and asks again, with what is
+	// left.
 	//
 	// Acquire is never re-entrant: a resource held through this very backend
 	// value is as held as any other, whatever the store itself thinks about it.

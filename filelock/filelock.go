@@ -46,11 +46,12 @@
 // is closed by somebody, which the kernel does also for a process that was
 // killed. Who releases closes it if somebody waits. Waiting processes stand in a
 // line: each locks one byte of the file, at the offset of the time when it came,
-// and whoever finds no locked byte before its own is next. A waiter that was stopped (SIGSTOP) at the front holds up the
-// others for a quarter of a second at most, since all try now and then without
-// regard to the line. A process that released the lock while nobody waited may
-// get ahead of the line once. A thousand waiters take a thousand descriptors, one
-// inotify instance and no thread.
+// and whoever finds no locked byte before its own is next. A waiter that was
+// stopped (SIGSTOP) at the front holds up the others for a quarter of a second at
+// most, since all try now and then without regard to the line. A process that
+// released the lock while nobody waited may get ahead of the line once. A
+// thousand waiters take a thousand descriptors, one inotify instance and no
+// thread.
 //
 // Elsewhere a waiting process tries again after a pause: 1 to 50 ms, and on
 // network mounts 10 ms to a second; there is no order between processes, and
@@ -75,8 +76,8 @@
 // below 2^53: the clock reaches that in 2255. [distlock.Lock.Token] has ten bits
 // more. The numbers are written without waiting for the disk. What a power cut can
 // take back is made good by the system's boot ID in the file: in a new boot the
-// count leaps by more than was ever handed out since the last flush, or to
-// the clock. On network mounts each number is flushed instead. A file without a
+// count leaps by more than was ever handed out since the last flush, or to the
+// clock. On network mounts each number is flushed instead. A file without a
 // readable number is an error, never a smaller number; a file that was removed
 // starts a new count at the clock, which is larger unless the clock was set back,
 // locks were taken faster than one in a microsecond, or the count had leapt in
@@ -135,13 +136,13 @@ type Options struct {
 	// in this kernel.
 	AllowUnsafeMount bool
 
-	// NoTokens leaves out fencing tokens, and the files that they are counted in:
-	// an uncontended lock then takes about two thirds of the time, and the first of a
-	// name doesn't wait for the disk. Locks have no token. Of holders nothing is known but the kind of
-	// lock, and the process number where the system tells that. As nothing is
-	// written, [Prune] takes all that isn't held for idle once it is old enough. All
-	// who use a directory should agree in this: else a token says nothing of the
-	// grants that have none.
+	// NoTokens leaves out fencing tokens, and the files that they are counted in: an
+	// uncontended lock then takes about two thirds of the time, and the first of a
+	// name doesn't wait for the disk. Locks have no token. Of holders nothing is
+	// known but the kind of lock, and the process number where the system tells
+	// that. As nothing is written, [Prune] takes all that isn't held for idle once
+	// it is old enough. All who use a directory should agree in this: else a token
+	// says nothing of the grants that have none.
 	NoTokens bool
 }
 

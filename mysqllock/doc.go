@@ -24,10 +24,10 @@
 // github.com/go-sql-driver/mysql; with a driver that wraps it, locks take longer.
 // A transaction that was left open on a connection of the pool is rolled back. The
 // URL is mysql://user:password@host:3306/database, or mariadb://. Its parameters
-// are the [Options] (prefix, max_sessions, max_waiting, readers, heartbeat, idle_timeout,
-// fence_table, create_fence_table), socket (a path, instead of a host), timeout
-// (of connecting), tls (true, false, skip-verify, preferred), tls_ca, tls_cert,
-// tls_key and tls_server_name.
+// are the [Options] (prefix, max_sessions, max_waiting, readers, heartbeat,
+// idle_timeout, fence_table, create_fence_table), socket (a path, instead of a
+// host), timeout (of connecting), tls (true, false, skip-verify, preferred),
+// tls_ca, tls_cert, tls_key and tls_server_name.
 //
 // # How it locks
 //
