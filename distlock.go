@@ -53,9 +53,9 @@ type Locker struct {
 	closeErr error
 }
 
-// New returns a Locker on b. It does no I/O and can't fail: options that can't
-// be meant are reported by the first Acquire. The Locker owns b from here on
-// and closes it with Close.
+// New returns a Locker on b. It does no I/O and can't fail: invalid options are
+// reported by the first Acquire. The Locker owns b from here on and closes it
+// with Close.
 func New(b driver.Backend, o *Options) *Locker {
 	info := b.Info()
 	l := &Locker{
@@ -103,7 +103,7 @@ func (l *Locker) newOwner() driver.Owner {
 //   - [ErrNotAcquired] if the timeout passed,
 //   - ctx.Err() and context.Cause(ctx) if ctx ended, and ErrNotAcquired too if
 //     the resource was seen to be held,
-//   - [ErrBadArgument] if the arguments can't be meant,
+//   - [ErrBadArgument] if an argument or option is invalid,
 //   - errors.ErrUnsupported if the backend doesn't have this kind of lock,
 //   - [ErrDeadlock] if the store says that waiting would never end,
 //   - [ErrClosed] if the Locker was closed;

@@ -1,6 +1,6 @@
 // Package distlock is one interface for named locks and a choice of places
-// where they live: within a process, in the files of a directory, in a MySQL or
-// SQL Server database, or in Azure Storage.
+// where they live: within a process, in the files of a directory, on a MySQL
+// server or in a SQL Server database, or in Azure Storage.
 //
 // # Getting started
 //
@@ -81,7 +81,8 @@
 //     caller isn't interested any more. If the resource was seen to be held, the
 //     error matches ErrNotAcquired too.
 //   - [ErrBadArgument], errors.ErrUnsupported, [ErrClosed]: a mistake in the
-//     program or its configuration. Nothing was sent to the store.
+//     program or its configuration. Nothing was sent to the store, except by a
+//     waiter that Close woke with ErrClosed: it has asked before.
 //   - [ErrDeadlock]: the store found a cycle of waiting. Release what is held
 //     and start over.
 //   - Anything else is the store's own error, for errors.As: it is down, refuses

@@ -31,9 +31,8 @@ var (
 	// ErrClosed reports that the Locker was closed.
 	ErrClosed = errors.New("locker closed")
 
-	// ErrBadArgument reports an argument, option or URL that can't be meant: an
-	// empty resource, a negative timeout, an unknown URL parameter. It comes
-	// before any I/O.
+	// ErrBadArgument reports an invalid argument, option or URL: an empty resource,
+	// a negative timeout, an unknown URL parameter. It comes before any I/O.
 	ErrBadArgument = errors.New("bad argument")
 )
 
@@ -41,7 +40,7 @@ var (
 // failed, and on what kind of backend. The cause is in Err and reachable with
 // errors.Is and errors.As.
 type Error struct {
-	Op       string // "acquire", "upgrade", "release", "hold", "open", "inspect"
+	Op       string // "acquire", "upgrade", "release", "hold", "open", "inspect", "close"
 	Backend  string // "file", "mysql", ...; empty if unknown
 	Resource string // empty if the operation has none
 	Err      error

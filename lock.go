@@ -69,7 +69,7 @@ var closed = func() chan struct{} {
 }()
 
 // Resource returns the name that was acquired; from AcquireAll, the names, in
-// order, separated by commas.
+// order, separated by commas. That is for people: a name may have commas itself.
 func (l *Lock) Resource() string { return l.resource() }
 
 // Err returns nil while the resource is held, [ErrReleased] after Release, and
@@ -84,8 +84,8 @@ func (l *Lock) Err() error {
 }
 
 // Done returns a channel that is closed when the holding ends, by Release or
-// by loss; Err says which. Who keeps the channel alone doesn't keep the Lock
-// from being taken for dropped: keep the Lock, or a context from Context.
+// by loss; Err says which. Holding only the channel doesn't keep the Lock
+// alive: keep the Lock, or a context from Context.
 func (l *Lock) Done() <-chan struct{} {
 	l.check()
 	return l.doneChan()
@@ -193,7 +193,8 @@ func (l *Lock) releaseSet() (err error) {
 //
 // Of the options it takes Timeout. Its errors are those of Acquire; after any
 // but ErrLost and ErrReleased the lock is upgradeable as before. A lock that is
-// shared, or a permit, is an error that matches errors.ErrUnsupported. A Lock
+// shared, or a permit, is an error that matches errors.ErrUnsupported. A second
+// Upgrade of one lock, while another is under way, is an error too. A Lock
 // over several resources upgrades them in order; if one fails, those before it
 // stay upgraded.
 func (l *Lock) Upgrade(ctx context.Context, opts ...AcquireOption) error {

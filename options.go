@@ -30,13 +30,14 @@ type Options struct {
 	// HandoffCount is how many times a holding may be passed on within this Locker,
 	// to the next waiter or, if it is shared, to one more reader, before the store
 	// is asked again and other processes get their turn. It saves the trips to the
-	// store. What others may be granted beside (permits, readers, an upgradeable
-	// lock) is passed on only where there are no tokens. Default 64; at most 1023;
-	// negative is never.
+	// store. What others may be granted beside (permits of more than one, readers, an
+	// upgradeable lock) is passed on only where there are no tokens. Default 64; at
+	// most 1023; negative is never. It does nothing on locallock, where the queue is
+	// the lock.
 	HandoffCount int
 
 	// HandoffTime is how long after it came from the store a holding may still be
-	// passed on. Default 20 ms.
+	// passed on. Default 20 ms. It does nothing on locallock either.
 	HandoffTime time.Duration
 
 	// Note is shown to people who look who holds a resource, where the store has
@@ -112,9 +113,9 @@ const (
 // lives. The last of several counts; a negative one is an error.
 //
 // The time covers everything: connecting, waiting for a pool, waiting for the
-// lock. It is measured here and is exact on every backend. The first try is
-// always made, and given 100 ms to be answered even if the timeout is shorter;
-// a single try (0) is given five seconds, after which the store counts as
+// lock. It is measured here and is exact on every backend, but that the first
+// try, which is always made, is given 100 ms to be answered even if the timeout
+// is shorter, and a single try (0) five seconds, after which the store counts as
 // broken.
 func Timeout(d time.Duration) AcquireOption { return AcquireOption{optionTimeout, int64(d)} }
 

@@ -33,7 +33,7 @@ var local = backend{
 			open: func(context.Context, place) (locker, error) { return named{mobylocker.New()}, nil },
 		},
 		{
-			name: "keyed mutex", role: peer, note: "written by hand for this comparison: a map of mutexes with counts of their users, in 64 shards; no module with one is served by the module proxy", tests: localTests,
+			name: "keyed mutex", role: peer, note: "written by hand: a map of mutexes with counts of their users, in 64 shards", tests: localTests,
 			open: func(context.Context, place) (locker, error) { return newKeyedMutex(), nil },
 		},
 		localLocks,

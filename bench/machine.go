@@ -29,13 +29,20 @@ func machine() string {
 	var u unix.Utsname
 	kernel := runtime.GOOS
 	if unix.Uname(&u) == nil {
-		kernel = unix.ByteSliceToString(u.Sysname[:]) + " " + unix.ByteSliceToString(u.Release[:]) + " " + unix.ByteSliceToString(u.Machine[:])
+		kernel = unix.ByteSliceToString(u.Sysname[:]) + " " + version(unix.ByteSliceToString(u.Release[:])) + " " + unix.ByteSliceToString(u.Machine[:])
 	}
 	load := ""
 	if b, err := os.ReadFile("/proc/loadavg"); err == nil {
 		load = "; load average before the run " + strings.Fields(string(b))[0]
 	}
 	return fmt.Sprintf("%s, %d cores; %s; %s%s", model, runtime.NumCPU(), kernel, runtime.Version(), load)
+}
+
+// version returns what is a number in the release of a kernel, without what those
+// who built it added.
+func version(release string) string {
+	number, _, _ := strings.Cut(release, "-")
+	return number
 }
 
 // module returns the version of a module that this program is built with.

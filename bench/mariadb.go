@@ -40,7 +40,7 @@ var mariaDB = backend{
 			open: openBareEach,
 		},
 		{
-			name: "stand-in for go-mysql-lock", role: peer, note: "github.com/sanketplus/go-mysql-lock isn't served by the module proxy; this does as it does: a pooled connection for each lock, a query for its ID, GET_LOCK and RELEASE_LOCK unprepared with arguments, a goroutine that pings each second. The pool keeps all its connections", module: driverModule, tests: []string{"uncontended", "names", "hot", "handover", "hold"},
+			name: "stand-in for go-mysql-lock", role: peer, note: "works as github.com/sanketplus/go-mysql-lock does: a pooled connection for each lock, a query for its ID, GET_LOCK and RELEASE_LOCK unprepared with arguments, a goroutine that pings each second. The pool keeps all its connections", module: driverModule, tests: []string{"uncontended", "names", "hot", "handover", "hold"},
 			open: openStandIn,
 		},
 		mariaDBLocks,

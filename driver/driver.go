@@ -1,7 +1,7 @@
 // Package driver is the contract between package distlock and a backend.
 //
-// Application code never imports it. Read it to write a backend, and run
-// package drivertest against what you wrote.
+// Applications import it only to name the types [Holder] and [Mode]. Read it to
+// write a backend, and run package drivertest against what you wrote.
 //
 // # Who does what
 //
@@ -144,11 +144,11 @@ type Info struct {
 	PollMin, PollMax time.Duration
 
 	// AnswersWithin, if not zero, bounds each trip to the store that Acquire and
-	// Upgrade (with a wait of zero) and Release make, whatever the store does, and also if
-	// their context never ends. Package distlock then calls them in the caller's own
-	// goroutine where that can't make the caller late, and saves the change from one
-	// to another: always with a bound of at most 100 ms, else where the caller has
-	// nothing that could interrupt it.
+	// Upgrade (with a wait of zero) and Release make, whatever the store does, and
+	// also if their context never ends. Package distlock then calls them in the
+	// caller's own goroutine where that can't make the caller late, and saves the
+	// change from one to another: always with a bound of at most 100 ms, else where
+	// the caller has nothing that could interrupt it.
 	AnswersWithin time.Duration
 }
 
@@ -160,10 +160,11 @@ type Backend interface {
 	// Acquire takes r.Resource or returns an error, among them ErrHeld.
 	//
 	// With r.Wait zero it answers at once, that is, within one exchange with the
-	// store, or as few as it takes. Else it may wait for at most r.Wait, and must answer ErrHeld when
-	// that is over; how it waits (in the store's own queue, for a notification,
-	// not at all) is the backend's choice, and returning ErrHeld early is always
-	// allowed: package distlock pauses and asks again, with what is left.
+	// store, or as few as it takes. Else it may wait for at most r.Wait, and must
+	// answer ErrHeld when that is over; how it waits (in the store's own queue, for
+	// a notification, not at all) is the backend's choice, and returning ErrHeld
+	// early is always allowed: package distlock pauses and asks again, with what is
+	// left.
 	//
 	// Acquire is never re-entrant: a resource held through this very backend
 	// value is as held as any other, whatever the store itself thinks about it.

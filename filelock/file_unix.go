@@ -120,7 +120,7 @@ func (f *file) failed(op string, err error) error {
 	case errors.Is(err, unix.EROFS):
 		advice = "lock files must be on a file system that can be written to"
 	case errors.Is(err, unix.EACCES):
-		advice = "users of different accounts need Options.FileMode (mode=0666 in the URL, or 0660 and one group), and a directory that all may write to"
+		advice = "users of different accounts need Options.FileMode (mode=0666 in the URL, or 0660 and one group), and a directory that all may write to; files that exist keep their mode: chmod them"
 	case errors.Is(err, unix.EBADF):
 		advice = "the file can't be written to, which this kind of lock needs"
 	case errors.Is(err, unix.ENAMETOOLONG):

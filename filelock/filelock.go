@@ -24,10 +24,9 @@
 // locking, the file must still be the one of that name, else the new one is
 // locked. The file is never removed by a release. On Linux, on local file
 // systems, it stays open then, not locked, for the next lock of the same name; see
-// Limits. The .NET library
-// Medallion.Threading locks the same file in the same way, so that services of
-// both kinds exclude each other; see Limits. On Windows a file is locked by
-// opening it without sharing.
+// Limits. The .NET library Medallion.Threading locks the same file in the same
+// way, so that services of both kinds exclude each other; see Limits. On Windows a
+// file is locked by opening it without sharing.
 //
 //	NAME.lock           exclusive, shared (LOCK_SH) and upgradeable
 //	NAME.fence          its tokens, and who took the lock
@@ -45,13 +44,14 @@
 //
 // On Linux, on local file systems, a waiter sleeps in inotify(7) until the file
 // is closed by somebody, which the kernel does also for a process that was
-// killed. Who releases closes it if somebody waits. Waiting processes stand in a line: each locks one byte of the file, at
-// the offset of the time when it came, and whoever finds no locked byte before
-// its own is next. A waiter that was stopped (SIGSTOP) at the front holds up the
-// others for a quarter of a second at most, since all try now and then without
-// regard to the line. A process that released the lock while nobody waited may
-// get ahead of the line once. A thousand waiters take a thousand descriptors, one
-// inotify instance and no thread.
+// killed. Who releases closes it if somebody waits. Waiting processes stand in a
+// line: each locks one byte of the file, at the offset of the time when it came,
+// and whoever finds no locked byte before its own is next. A waiter that was
+// stopped (SIGSTOP) at the front holds up the others for a quarter of a second at
+// most, since all try now and then without regard to the line. A process that
+// released the lock while nobody waited may get ahead of the line once. A
+// thousand waiters take a thousand descriptors, one inotify instance and no
+// thread.
 //
 // Elsewhere a waiting process tries again after a pause: 1 to 50 ms, and on
 // network mounts 10 ms to a second; there is no order between processes, and
@@ -73,11 +73,11 @@
 //
 // Every grant counts up a number in the .fence file, which starts at the clock
 // (microseconds since 1970) and is text: cat shows the last two holders. It stays
-// below 2^53: the clock reaches that in 2255. [distlock.Lock.Token] has ten bits more. The
-// numbers are written without waiting for the disk. What a power cut can take
-// back is made good by the system's boot ID in the file: in a new boot
-// the count leaps by more than was ever handed out since the last flush, or to
-// the clock. On network mounts each number is flushed instead. A file without a
+// below 2^53: the clock reaches that in 2255. [distlock.Lock.Token] has ten bits
+// more. The numbers are written without waiting for the disk. What a power cut can
+// take back is made good by the system's boot ID in the file: in a new boot the
+// count leaps by more than was ever handed out since the last flush, or to the
+// clock. On network mounts each number is flushed instead. A file without a
 // readable number is an error, never a smaller number; a file that was removed
 // starts a new count at the clock, which is larger unless the clock was set back,
 // locks were taken faster than one in a microsecond, or the count had leapt in
@@ -90,10 +90,9 @@
 // three for permits. Until then their file system can't be unmounted. If the
 // process runs out of descriptors they are closed at once.
 //
-// The first grant of a resource waits for
-// the disk once, which takes milliseconds, and on a busy disk a tenth of a second
-// or more; later grants don't. A failed try for a permit opens the files of
-// all permits.
+// The first grant of a resource waits for the disk once, which takes milliseconds,
+// and on a busy disk a tenth of a second or more; later grants don't. A failed try
+// for a permit opens the files of all permits.
 //
 // .NET removes the lock file when it releases, and doesn't look whether a file
 // that it locked is still there: two .NET processes can thus both hold, and a Go
@@ -137,13 +136,13 @@ type Options struct {
 	// in this kernel.
 	AllowUnsafeMount bool
 
-	// NoTokens leaves out fencing tokens, and the files that they are counted in:
-	// an uncontended lock then costs half, and the first of a name doesn't wait for
-	// the disk. Locks have no token. Of holders nothing is known but the kind of
-	// lock, and the process number where the system tells that. As nothing is
-	// written, [Prune] takes all that isn't held for idle once it is old enough. All
-	// who use a directory should agree in this: else a token says nothing of the
-	// grants that have none.
+	// NoTokens leaves out fencing tokens, and the files that they are counted in: an
+	// uncontended lock then takes about two thirds of the time, and the first of a
+	// name doesn't wait for the disk. Locks have no token. Of holders nothing is
+	// known but the kind of lock, and the process number where the system tells
+	// that. As nothing is written, [Prune] takes all that isn't held for idle once
+	// it is old enough. All who use a directory should agree in this: else a token
+	// says nothing of the grants that have none.
 	NoTokens bool
 }
 

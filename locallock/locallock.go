@@ -28,8 +28,9 @@
 // # Limits
 //
 // A lock that was dropped without Release is noticed only by a Locker that has a
-// Logger or a Trace to report it to: the watching costs several times what the
-// lock does. Without, it stays held.
+// Logger or a Trace to report it to: the watching costs more than the lock
+// itself. Without, it stays held, and [distlock.Locker.Holders] doesn't tell since
+// when anything is.
 package locallock
 
 import (

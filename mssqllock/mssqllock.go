@@ -92,8 +92,8 @@ type Backend struct {
 }
 
 // New returns a backend that takes its connections from db, which stays the
-// caller's to close, after the backend. It does no I/O; options that can't be
-// meant are reported by the first Acquire.
+// caller's to close, after the backend. It does no I/O; invalid options are
+// reported by the first Acquire.
 func New(db *sql.DB, o *Options) *Backend {
 	return newBackend(db, o, func(ctx context.Context) (*sql.Conn, func(), error) {
 		c, err := connectWithin(ctx, db)

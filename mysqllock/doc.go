@@ -21,13 +21,13 @@
 //
 // [New] takes connections from a pool of the caller's, [Open] opens its own, and
 // [OnConn] locks on a connection of the caller's. The pool is one of
-// github.com/go-sql-driver/mysql; with a driver that wraps it, locks take longer. A
-// transaction that was left open on a connection of the pool is rolled back. The URL is
-// mysql://user:password@host:3306/database, or mariadb://. Its parameters are the
-// [Options] (prefix, max_sessions, max_waiting, readers, heartbeat, idle_timeout,
-// fence_table, create_fence_table), socket (a path, instead of a host), timeout
-// (of connecting), tls (true, false, skip-verify, preferred), tls_ca, tls_cert,
-// tls_key and tls_server_name.
+// github.com/go-sql-driver/mysql; with a driver that wraps it, locks take longer.
+// A transaction that was left open on a connection of the pool is rolled back. The
+// URL is mysql://user:password@host:3306/database, or mariadb://. Its parameters
+// are the [Options] (prefix, max_sessions, max_waiting, readers, heartbeat,
+// idle_timeout, fence_table, create_fence_table), socket (a path, instead of a
+// host), timeout (of connecting), tls (true, false, skip-verify, preferred),
+// tls_ca, tls_cert, tls_key and tls_server_name.
 //
 // # How it locks
 //

@@ -60,7 +60,7 @@ var exitCodes = []struct{ code, meaning string }{
 	{"0-255", "that of COMMAND, if it was run; else, and besides:"},
 	{"64", "the arguments or the URL are wrong"},
 	{"69", "the store can't be reached, or fails"},
-	{"75", "not acquired: somebody else holds the resource"},
+	{"75", "not acquired: somebody else holds the resource, or the store gave no\nanswer within --timeout"},
 	{"76", "the lock was lost while COMMAND ran; COMMAND was ended"},
 	{"126", "COMMAND can't be executed"},
 	{"127", "COMMAND was not found"},

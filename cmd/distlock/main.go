@@ -113,7 +113,7 @@ func newRootCommand() *cobra.Command {
 	return root
 }
 
-// usageError is about arguments that can't be meant.
+// usageError is about invalid arguments.
 func usageError(c *cobra.Command, format string, args ...any) error {
 	err := fmt.Errorf(format, args...)
 	return &exitError{exitUsage, fmt.Errorf("%w (see %q)", err, c.CommandPath()+" --help")}

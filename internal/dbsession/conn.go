@@ -19,7 +19,6 @@ type Conn struct {
 	life    context.Context // ends when the connection is to be cut
 	hasCut  bool            // it is cut otherwise
 	watched bool            // the driver watches life, whatever is sent
-	careful bool            // the next statement may have to be ended by life
 
 	prepared map[string]*list.Element
 	recent   list.List // of *preparedStmt
@@ -50,13 +49,13 @@ func Wrap(dc any) (*Conn, error) {
 }
 
 // context returns what a statement is run with. Drivers watch a context that
-// can end, with a goroutine, which doubles the time of a short statement; so it
-// is given one only where there is reason.
+// can end, some with a goroutine that takes as long as a short statement; so it is
+// given one only where the connection can't be cut otherwise.
 func (c *Conn) context() context.Context {
-	if c.careful && !c.hasCut {
-		return c.life
+	if c.hasCut {
+		return context.Background()
 	}
-	return context.Background()
+	return c.life
 }
 
 // canCut reports whether a statement that hangs can be ended at any time,

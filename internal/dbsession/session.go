@@ -232,7 +232,7 @@ func (p *Pool) open(ctx context.Context, state sessionState) (*Session, error) {
 			if !ok {
 				return errors.New("the connection is no database/sql/driver.Conn")
 			}
-			s.conn = &Conn{conn: conn, life: life, hasCut: cut != nil, careful: true}
+			s.conn = &Conn{conn: conn, life: life, hasCut: cut != nil}
 			err := s.setUp(ctx)
 			ready <- err
 			if err == nil {
@@ -340,7 +340,6 @@ func (s *Session) turn() bool {
 	}
 	s.line.Lock()
 	p.mu.Unlock()
-	s.conn.careful = len(batch) > 4 || time.Since(s.proven) > fresh
 	err := s.send(batch)
 	s.line.Unlock()
 	p.mu.Lock()
@@ -474,13 +473,11 @@ func (s *Session) lostErr() error {
 // fault of one.
 func (s *Session) send(batch []*Step) error {
 	if call := batch[0].call; call != nil {
-		s.conn.careful = true
 		return call(s.conn)
 	}
 	d := s.pool.dialect
 	err := d.Run(s.conn.life, s.conn, batch)
 	for tries := 1; err != nil && d.Answered(err); tries++ {
-		s.conn.careful = true
 		rest := batch[:0:0]
 		for _, st := range batch {
 			if st.done {

@@ -155,7 +155,7 @@ const forever = 365 * 24 * time.Hour
 
 // errNoConnection is why a session could not be opened, and not what the server
 // said about it.
-var errNoConnection = errors.New("no connection could be had")
+var errNoConnection = errors.New("can't connect")
 
 // hasNoRoom notes that no connection could be had to wait on, and reports whether
 // there is another to ask over.
@@ -310,7 +310,6 @@ func (p *Pool) waitOn(ctx context.Context, s *Session, st *Step, deadline time.T
 	w.outer.Verb, w.outer.ready = Exclusively, make(chan struct{})
 	w.outer.call = func(c *Conn) error {
 		defer stop()
-		c.careful = true
 		return p.dialect.Wait(wanted, c, &w.step, min(max(time.Until(deadline), 0), forever))
 	}
 	p.mu.Lock()

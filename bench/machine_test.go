@@ -1,0 +1,13 @@
+//go:build linux
+
+package main
+
+import "testing"
+
+func TestVersion(t *testing.T) {
+	for release, want := range map[string]string{"6.1.0-13-amd64": "6.1.0", "6.18.44": "6.18.44", "": ""} {
+		if got := version(release); got != want {
+			t.Errorf("version of %q: %q, want %q", release, got, want)
+		}
+	}
+}
