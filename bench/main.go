@@ -60,8 +60,11 @@ func bench(ctx context.Context, args []string, out, progress io.Writer) (err err
 	}
 	var text bytes.Buffer
 	r.write(&text, charts)
-	fmt.Fprintf(out, "%s\n## Targets\n\n", text.Bytes())
-	r.writeTargets(out, targets)
+	fmt.Fprintf(out, "%s", text.Bytes())
+	if s.targets {
+		fmt.Fprint(out, "\n## Targets\n\n")
+		r.writeTargets(out, targets)
+	}
 	if docs != "" {
 		err = r.save(docs, text.Bytes())
 	}
@@ -84,6 +87,7 @@ func parse(args []string, out io.Writer) (s *settings, docs string, err error) {
 	flags.DurationVar(&s.handOver, "handover", 3*time.Second, "length of the test handover")
 	flags.IntVar(&s.names, "hold", 5000, "locks to hold at once")
 	flags.StringVar(&docs, "o", "", "folder whose benchmarks.md gets the report, and whose folder benchmarks the charts: docs")
+	flags.BoolVar(&s.targets, "targets", false, "say at the end which of the limits are kept that a change must not worsen")
 	if err := flags.Parse(args); err != nil {
 		return nil, "", err
 	}

@@ -24,8 +24,9 @@ type settings struct {
 	duration time.Duration // of a run, but for
 	hot      time.Duration
 	handOver time.Duration
-	names    int // to hold
-	short    int // turns of the tests that can be short
+	names    int  // to hold
+	short    int  // turns of the tests that can be short
+	targets  bool // say which are kept
 	dir      string
 }
 

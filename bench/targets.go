@@ -6,7 +6,8 @@ import (
 	"io"
 )
 
-// A target is what a figure of ours has to reach.
+// A target is a limit of a figure of ours, which a change must not worsen if it
+// is kept.
 type target struct {
 	backend   *backend
 	test      *test
@@ -16,8 +17,8 @@ type target struct {
 	times     string // what the limit is a multiple of: "floor", which is the best of them, or a contender
 }
 
-// Where a value was asked for, which hangs on the machine, its ratio to the
-// floor of the run in which it was set is asked for, too.
+// A limit that is a value hangs on the machine; so there is another one, its
+// ratio to the floor of the run in which it was set.
 var targets = []target{
 	{&local, &uncontended, "distlock", "time", 1.3, "moby/locker"},
 	{&local, &uncontended, "distlock", "allocations", 2, ""},

@@ -121,6 +121,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/distlock-go/distlock"
 	"github.com/distlock-go/distlock/driver"
 )
 
@@ -173,16 +174,17 @@ type Backend struct {
 // they are missing. A relative dir is taken from the working directory of now.
 //
 // The error is a *[fs.PathError] in the chain where the system refused, and
-// says what to do.
+// says what to do. It matches [distlock.ErrBadArgument] if dir is empty or an option
+// is invalid.
 func New(dir string, o *Options) (*Backend, error) {
 	if o == nil {
 		o = &Options{}
 	}
 	if dir == "" {
-		return nil, errors.New("the lock directory is empty: name one, or use DefaultDir")
+		return nil, fmt.Errorf("%w: the lock directory is empty: name one, or use DefaultDir", distlock.ErrBadArgument)
 	}
 	if o.FileMode&^fs.ModePerm != 0 || o.FileMode != 0 && o.FileMode&0o600 != 0o600 {
-		return nil, fmt.Errorf("file mode %#o: only permission bits, and the owner must be able to read and write (0600)", o.FileMode)
+		return nil, fmt.Errorf("%w: file mode %#o: only permission bits, and the owner must be able to read and write (0600)", distlock.ErrBadArgument, o.FileMode)
 	}
 	dir, err := filepath.Abs(dir)
 	if err != nil {

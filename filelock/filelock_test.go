@@ -704,3 +704,16 @@ func TestDirectoryIsMadeAgain(t *testing.T) {
 		release(t, acquire(t, b, driver.Shared, "b"))
 	}
 }
+
+// A mistake in the program is told apart from a directory that doesn't work.
+func TestBadArguments(t *testing.T) {
+	dir := t.TempDir()
+	_, empty := New("", nil)
+	_, mode := New(dir, &Options{FileMode: 0o444})
+	_, idle := Prune(t.Context(), dir, 0)
+	for _, err := range []error{empty, mode, idle} {
+		if !errors.Is(err, distlock.ErrBadArgument) {
+			t.Errorf("got %v", err)
+		}
+	}
+}

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/distlock-go/distlock"
 )
 
 // fenceMargin is how far behind the clock a count must be for its file to be
@@ -29,7 +31,7 @@ const fenceMargin = 24 * time.Hour
 // What can't be removed doesn't keep the rest from it; all errors are joined.
 func Prune(ctx context.Context, dir string, idle time.Duration) (removed int, err error) {
 	if idle <= 0 {
-		return 0, fmt.Errorf("idle time of %v: it must be more than zero", idle)
+		return 0, fmt.Errorf("%w: idle time of %v: it must be more than zero", distlock.ErrBadArgument, idle)
 	}
 	dir, err = filepath.Abs(dir)
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"unicode/utf16"
 	"unicode/utf8"
 
+	"github.com/distlock-go/distlock"
 	"github.com/distlock-go/distlock/internal/dbsession"
 )
 
@@ -19,7 +20,7 @@ import (
 func SequenceDDL(sequence string) (string, error) {
 	quoted, err := quoteSequence(sequence)
 	if err != nil {
-		return "", err
+		return "", fmt.Errorf("%w: %w", distlock.ErrBadArgument, err)
 	}
 	return fmt.Sprintf("CREATE SEQUENCE %s AS bigint START WITH %d INCREMENT BY 1 NO CYCLE", quoted, time.Now().UnixMicro()), nil
 }

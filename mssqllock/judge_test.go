@@ -2,6 +2,7 @@ package mssqllock
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"math"
 	"net/url"
@@ -197,5 +198,26 @@ func TestShown(t *testing.T) {
 		if got := shown(name); got != want {
 			t.Errorf("%q: %q", name, got)
 		}
+	}
+}
+
+// A mistake in the program is told apart from a server that doesn't work.
+func TestBadArguments(t *testing.T) {
+	db, err := sql.Open("sqlserver", "sqlserver://h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	for _, o := range []Options{{Heartbeat: -1}, {Sequence: "a.b.c"}} {
+		b := New(db, &o)
+		_, acquire := b.Acquire(t.Context(), driver.Request{Resource: "a"})
+		_, holders := b.Holders(t.Context(), "a", driver.Exclusive)
+		if !errors.Is(acquire, distlock.ErrBadArgument) || !errors.Is(holders, distlock.ErrBadArgument) {
+			t.Errorf("%+v: got %v, and %v", o, acquire, holders)
+		}
+		b.Close()
+	}
+	if _, err := SequenceDDL("a.b.c"); !errors.Is(err, distlock.ErrBadArgument) {
+		t.Errorf("got %v", err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/distlock-go/distlock"
 	"github.com/distlock-go/distlock/driver"
 	"github.com/distlock-go/distlock/internal/dbsession"
 )
@@ -106,6 +107,9 @@ func newBackend(db *sql.DB, o *Options, connect func(context.Context) (*sql.Conn
 	b.opt, b.bad = o.withDefaults()
 	if b.bad == nil && b.opt.Sequence != "" {
 		b.dialect.sequence, b.bad = quoteSequence(b.opt.Sequence)
+	}
+	if b.bad != nil {
+		b.bad = fmt.Errorf("%w: %w", distlock.ErrBadArgument, b.bad)
 	}
 	b.pool = dbsession.New(db, b.dialect, dbsession.Options{
 		MaxSessions: b.opt.MaxSessions, MaxWaiting: b.opt.MaxWaiting,

@@ -61,7 +61,7 @@ func openURL(ctx context.Context, u *url.URL) (*Backend, error) {
 	b.ownDB = true
 	if b.bad != nil {
 		db.Close()
-		return nil, fmt.Errorf("%w: %w", distlock.ErrBadArgument, b.bad)
+		return nil, b.bad
 	}
 	if _, err := b.pool.Do(ctx, &dbsession.Step{Verb: dbsession.Ping}); err != nil {
 		b.Close()

@@ -8,6 +8,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/distlock-go/distlock"
 	"github.com/distlock-go/distlock/driver"
 	"github.com/distlock-go/distlock/internal/dbsession"
 )
@@ -17,7 +18,7 @@ import (
 func FenceTableDDL(table string) (string, error) {
 	quoted, err := quoteTable(table)
 	if err != nil {
-		return "", err
+		return "", fmt.Errorf("%w: %w", distlock.ErrBadArgument, err)
 	}
 	return "CREATE TABLE IF NOT EXISTS " + quoted + ` (
   name   VARBINARY(255)   NOT NULL PRIMARY KEY,

@@ -1,6 +1,7 @@
 package mysqllock
 
 import (
+	"database/sql"
 	"errors"
 	"net/url"
 	"strings"
@@ -98,5 +99,26 @@ func TestURL(t *testing.T) {
 	}
 	if o.Prefix != "x:" || o.MaxSessions != 3 || o.MaxWaiting != 1 || o.Readers != -1 || o.FenceTable != "a.b" || !o.CreateFenceTable || o.Heartbeat.String() != "2s" {
 		t.Errorf("%+v", o)
+	}
+}
+
+// A mistake in the program is told apart from a server that doesn't work.
+func TestBadArguments(t *testing.T) {
+	db, err := sql.Open("mysql", "u@/x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	for _, o := range []Options{{Readers: 99}, {Heartbeat: -1}, {FenceTable: "a.b.c"}} {
+		b := New(db, &o)
+		_, acquire := b.Acquire(t.Context(), driver.Request{Resource: "a"})
+		_, holders := b.Holders(t.Context(), "a", driver.Exclusive)
+		if !errors.Is(acquire, distlock.ErrBadArgument) || !errors.Is(holders, distlock.ErrBadArgument) {
+			t.Errorf("%+v: got %v, and %v", o, acquire, holders)
+		}
+		b.Close()
+	}
+	if _, err := FenceTableDDL("a.b.c"); !errors.Is(err, distlock.ErrBadArgument) {
+		t.Errorf("got %v", err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/distlock-go/distlock"
 	"github.com/distlock-go/distlock/driver"
 	"github.com/distlock-go/distlock/internal/dbsession"
 )
@@ -123,6 +124,9 @@ func newBackend(db *sql.DB, o *Options, connect func(context.Context) (*sql.Conn
 	b.opt, b.bad = o.withDefaults()
 	if b.bad == nil && b.opt.FenceTable != "" {
 		b.dialect.fence, b.bad = quoteTable(b.opt.FenceTable)
+	}
+	if b.bad != nil {
+		b.bad = fmt.Errorf("%w: %w", distlock.ErrBadArgument, b.bad)
 	}
 	b.dialect.setReaders(b.opt.Readers)
 	// A lost lock is announced two heartbeats after the last sign of life; only
