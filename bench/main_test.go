@@ -91,7 +91,7 @@ func (failing) close() error                                     { return nil }
 func runBench(t *testing.T, args string) (text string, err error) {
 	t.Helper()
 	var out, progress bytes.Buffer
-	err = bench(t.Context(), strings.Fields("-repeats 1 -turns 1 -duration 20ms -hot 50ms -handover 30ms -hold 50 "+args), &out, &progress)
+	err = bench(t.Context(), strings.Fields("-targets -repeats 1 -turns 1 -duration 20ms -hot 50ms -handover 30ms -hold 50 "+args), &out, &progress)
 	t.Log(progress.String())
 	return out.String(), err
 }
