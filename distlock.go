@@ -241,10 +241,7 @@ func (l *Locker) Holders(ctx context.Context, resource string, opts ...AcquireOp
 	if err == nil {
 		holders, err = inspector.Holders(ctx, resource, r.mode)
 	}
-	for i := range holders {
-		if l.inProcess || err != nil {
-			break
-		}
+	for i := 0; i < len(holders) && err == nil && !l.inProcess; i++ {
 		holders[i].Token, err = fencingToken(holders[i].Token)
 	}
 	if err != nil {

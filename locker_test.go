@@ -138,6 +138,15 @@ func TestHandOffIsBounded(t *testing.T) {
 	}
 }
 
+// wantLater reports a lock whose token isn't larger than that of the one before.
+func wantLater(t *testing.T, lock, before *distlock.Lock) {
+	t.Helper()
+	last, _ := before.Token()
+	if token, _ := lock.Token(); token <= last {
+		t.Errorf("token %d after %d", token, last)
+	}
+}
+
 // stalls returns a Trace that keeps a waiter whose context has a channel under
 // this key from going on until that is closed: what it is handed meanwhile is on
 // its way.
@@ -170,10 +179,7 @@ func TestHandOffOfALostHolding(t *testing.T) {
 			if err != nil || lock.Err() != nil || s.count("acquire") != 2 {
 				t.Fatalf("%v after %d grants", err, s.count("acquire"))
 			}
-			before, _ := first.Token()
-			if token, _ := lock.Token(); token <= before {
-				t.Errorf("token %d after %d", token, before)
-			}
+			wantLater(t, lock, first)
 			mustRelease(t, lock)
 		})
 		synctest.Wait()
@@ -209,10 +215,7 @@ func TestP18_HandOffToACancelledWaiterGoesOn(t *testing.T) {
 		synctest.Wait()
 		all.Go(func() {
 			lock := mustAcquire(t, l, "a")
-			before, _ := first.Token()
-			if token, _ := lock.Token(); token <= before {
-				t.Errorf("token %d after %d", token, before)
-			}
+			wantLater(t, lock, first)
 			mustRelease(t, lock)
 		})
 		synctest.Wait()
@@ -355,10 +358,7 @@ func TestP14_WhatIsAloneIsPassedOn(t *testing.T) {
 		var all sync.WaitGroup
 		all.Go(func() {
 			next := mustAcquire(t, l, "b")
-			before, _ := lock.Token()
-			if token, _ := next.Token(); token <= before {
-				t.Errorf("token %d after %d", token, before)
-			}
+			wantLater(t, next, lock)
 			mustRelease(t, next)
 		})
 		synctest.Wait()
