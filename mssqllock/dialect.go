@@ -169,8 +169,17 @@ func statement(v dbsession.Verb) string {
 	panic(fmt.Sprintf("mssqllock: verb %d travels alone", v))
 }
 
-// Solo implements [dbsession.Dialect].
-func (d *dialect) Solo(v dbsession.Verb) bool { return v >= doGetAny }
+// Company implements [dbsession.Dialect].
+func (d *dialect) Company(v dbsession.Verb) dbsession.Company {
+	switch {
+	case v < doGetAny:
+		return dbsession.Mixed
+	case v == doCount:
+		return dbsession.Alike
+	default:
+		return dbsession.Alone
+	}
+}
 
 // Undo implements [dbsession.Dialect].
 func (d *dialect) Undo(s *dbsession.Step) *dbsession.Step {
@@ -216,8 +225,12 @@ type halfDoneError struct{ error }
 
 // Run implements [dbsession.Dialect].
 func (d *dialect) Run(ctx context.Context, c *dbsession.Conn, steps []*dbsession.Step) error {
-	if d.Solo(steps[0].Verb) {
-		return d.runSolo(ctx, c, steps[0])
+	switch v := steps[0].Verb; d.Company(v) {
+	case dbsession.Alone:
+		return d.runAlone(ctx, c, steps[0])
+	case dbsession.Alike:
+		return d.count(ctx, c, steps)
+	case dbsession.Mixed:
 	}
 	if c.State == nil {
 		for _, s := range steps {
@@ -352,7 +365,7 @@ func someParams(n int) string {
 	return b.String()[1:]
 }
 
-func (d *dialect) runSolo(ctx context.Context, c *dbsession.Conn, s *dbsession.Step) error {
+func (d *dialect) runAlone(ctx context.Context, c *dbsession.Conn, s *dbsession.Step) error {
 	// Few lengths make few plans; the last name may come again, as it is asked for
 	// only once it was found taken, and given back once.
 	n := 1
@@ -387,8 +400,6 @@ func (d *dialect) runSolo(ctx context.Context, c *dbsession.Conn, s *dbsession.S
 		}
 		b.WriteString("SELECT 0")
 		row, err = execute(ctx, c, &query{b.String(), someParams(n)}, n, func(i int) any { return check(i) })
-	case doCount:
-		row, err = c.RowUntil(ctx, "SELECT NEXT VALUE FOR "+d.sequence, nil)
 	default:
 		panic("mssqllock: unknown verb")
 	}

@@ -73,6 +73,32 @@ func (b *Backend) count(ctx context.Context, s *dbsession.Session) (uint64, erro
 	return uint64(st.Result), nil
 }
 
+// count implements the verb doCount. Two references to a sequence in one statement
+// would be given the same number.
+// https://learn.microsoft.com/sql/t-sql/functions/next-value-for-transact-sql
+func (d *dialect) count(ctx context.Context, c *dbsession.Conn, steps []*dbsession.Step) error {
+	query := "SELECT NEXT VALUE FOR " + d.sequence
+	if len(steps) > 1 {
+		var declare, body, results strings.Builder
+		for i := range steps {
+			fmt.Fprintf(&declare, ",@r%d bigint", i)
+			fmt.Fprintf(&body, "SET @r%d=NEXT VALUE FOR %s;", i, d.sequence)
+			fmt.Fprintf(&results, ",@r%d", i)
+		}
+		query = "DECLARE " + declare.String()[1:] + ";" + body.String() + "SELECT " + results.String()[1:]
+	}
+	row, err := c.RowUntil(ctx, query, nil)
+	if err != nil {
+		return err
+	}
+	for i, s := range steps {
+		if err := s.Set(row[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // judgeSequence looks whether the numbers of the sequence rise, and makes it if
 // it isn't there and is to be made.
 // https://learn.microsoft.com/sql/relational-databases/system-catalog-views/sys-sequences-transact-sql

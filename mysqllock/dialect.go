@@ -46,6 +46,9 @@ const (
 	doReleaseAny
 	// doCount increments the fencing counter Key, and results in its new value.
 	doCount
+	// doCountOwn is doCount for a counter that nobody else counts meanwhile, as who
+	// asks holds the lock exclusively.
+	doCountOwn
 )
 
 // dialect is what MySQL and MariaDB have in common, and where they differ.
@@ -63,7 +66,7 @@ type dialect struct {
 }
 
 // shape is how many steps of each verb travel together.
-type shape [doCount]uint8
+type shape [doGetAny]uint8
 
 func newDialect() *dialect { return &dialect{queries: make(map[shape]string)} }
 
@@ -97,8 +100,17 @@ func (d *dialect) expression(v dbsession.Verb) string {
 	}
 }
 
-// Solo implements [dbsession.Dialect].
-func (d *dialect) Solo(v dbsession.Verb) bool { return v >= doGetAny }
+// Company implements [dbsession.Dialect].
+func (d *dialect) Company(v dbsession.Verb) dbsession.Company {
+	switch {
+	case v < doGetAny:
+		return dbsession.Mixed
+	case v == doCountOwn:
+		return dbsession.Alike
+	default:
+		return dbsession.Alone
+	}
+}
 
 // Undo implements [dbsession.Dialect].
 func (d *dialect) Undo(s *dbsession.Step) *dbsession.Step {
@@ -125,7 +137,9 @@ func (d *dialect) Took(s *dbsession.Step) bool {
 }
 
 // Fills implements [dbsession.Filler].
-func (d *dialect) Fills(v dbsession.Verb) bool { return v == doRelease || v == doGet || v == doGetLock }
+func (d *dialect) Fills(v dbsession.Verb) bool {
+	return v == doRelease || v == doGet || v == doGetLock || v == doCountOwn
+}
 
 // neverHeld and noGate are names of locks that nobody takes.
 const (
@@ -144,8 +158,12 @@ func (d *dialect) places(v dbsession.Verb, n int) int {
 
 // Run implements [dbsession.Dialect].
 func (d *dialect) Run(_ context.Context, c *dbsession.Conn, steps []*dbsession.Step) error {
-	if d.Solo(steps[0].Verb) {
-		return d.runSolo(c, steps[0])
+	switch v := steps[0].Verb; d.Company(v) {
+	case dbsession.Alone:
+		return d.runAlone(c, steps[0])
+	case dbsession.Alike:
+		return d.countOwn(c, steps)
+	case dbsession.Mixed:
 	}
 	var sh shape
 	n := 0
@@ -293,7 +311,7 @@ func (d *dialect) query(sh shape) string {
 	return q
 }
 
-func (d *dialect) runSolo(c *dbsession.Conn, s *dbsession.Step) error {
+func (d *dialect) runAlone(c *dbsession.Conn, s *dbsession.Step) error {
 	switch s.Verb {
 	case doGetAny:
 		// Few lengths make few statements; the last name may come again, as it is
@@ -338,6 +356,15 @@ func (d *dialect) row(c *dbsession.Conn, query string, args []sqldriver.NamedVal
 		row, err = c.Text(withLiterals(query, args))
 	}
 	return row, err
+}
+
+// exec is row for a statement that is no query.
+func (d *dialect) exec(c *dbsession.Conn, query string, args []sqldriver.NamedValue) (sqldriver.Result, error) {
+	res, err := c.Exec(query, args)
+	if isError(err, errTooManyPrepared) {
+		res, err = c.Exec(withLiterals(query, args), nil)
+	}
+	return res, err
 }
 
 // withLiterals returns the query with its arguments, which are strings, in it. It

@@ -81,7 +81,8 @@
 //
 // With [Options.FenceTable], a row for each resource counts. It is incremented
 // after the grant, on the connection that holds the lock, in a transaction of its
-// own: as durable as innodb_flush_log_at_trx_commit makes it. Numbers start at
+// own, or in one with those of other resources that are granted at the same moment:
+// as durable as innodb_flush_log_at_trx_commit makes it. Numbers start at
 // the clock (microseconds since 1970) and never fall behind it, so that a table
 // that was lost or restored doesn't repeat any. Without the table there are no
 // tokens. [FenceTableDDL] returns the statement that makes it; needed are INSERT,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -54,13 +55,21 @@ func (n names) fence(m driver.Mode) string {
 // count increments the counter of what is held, on the very session that holds
 // it: after the loss of that, nothing can be counted any more, and nobody be told
 // a token that is larger than the next holder's.
-func (b *Backend) count(ctx context.Context, h *hold) (uint64, error) {
+func (b *Backend) count(ctx context.Context, h *hold, m driver.Mode) (uint64, error) {
 	if b.dialect.fence == "" {
 		return 0, nil
 	}
 	st := dbsession.Step{Verb: doCount, Key: h.fence, Arg: describe(h.owner)}
+	if m == driver.Exclusive {
+		st.Verb = doCountOwn
+	}
+	start := time.Now()
 	err := b.pool.DoOn(ctx, h.session, &st)
-	for start := time.Now(); isError(err, errDeadlock, errLockWait) && time.Since(start) < b.opt.Heartbeat/2; {
+	if st.Verb == doCountOwn && b.dialect.Answered(err) {
+		st.Verb = doCount // it may have been the fault of those that came along
+		err = b.pool.DoOn(ctx, h.session, &st)
+	}
+	for isError(err, errDeadlock, errLockWait) && time.Since(start) < b.opt.Heartbeat/2 {
 		// Counters that are new at the same moment meet in the table's gaps. Nothing
 		// was counted.
 		err = b.pool.DoOn(ctx, h.session, &st)
@@ -83,25 +92,66 @@ func (b *Backend) count(ctx context.Context, h *hold) (uint64, error) {
 	return uint64(st.Result), nil
 }
 
-// count implements the verb doCount. A new counter starts at the clock, and none
-// falls behind it, so that a table that was lost, or restored from a copy, or left
-// behind by its replica gives no smaller number.
+// fenceClock is where a new counter starts, and what none falls behind, so that a
+// table that was lost, or restored from a copy, or left behind by its replica gives
+// no smaller number.
+const fenceClock = "CAST(UNIX_TIMESTAMP(NOW(6))*1000000 AS UNSIGNED)"
+
+// count implements the verb doCount.
 func (d *dialect) count(c *dbsession.Conn, s *dbsession.Step) error {
-	const clock = "CAST(UNIX_TIMESTAMP(NOW(6))*1000000 AS UNSIGNED)"
 	args := c.Args(2)
 	args[0].Value, args[1].Value = s.Key, s.Arg
-	query := "INSERT INTO " + d.fence + " (name, token, owner) VALUES (CAST(? AS BINARY), LAST_INSERT_ID(" + clock + "), CAST(? AS BINARY))" +
-		" ON DUPLICATE KEY UPDATE token = LAST_INSERT_ID(GREATEST(token + 1, " + clock + ")), owner = VALUES(owner), since = NOW(6)"
-	res, err := c.Exec(query, args)
-	if isError(err, errTooManyPrepared) {
-		res, err = c.Exec(withLiterals(query, args), nil)
-	}
+	res, err := d.exec(c, "INSERT INTO "+d.fence+" (name, token, owner) VALUES (CAST(? AS BINARY), LAST_INSERT_ID("+fenceClock+"), CAST(? AS BINARY))"+
+		" ON DUPLICATE KEY UPDATE token = LAST_INSERT_ID(GREATEST(token + 1, "+fenceClock+")), owner = VALUES(owner), since = NOW(6)", args)
 	if err != nil {
 		return err
 	}
 	s.Null = false
 	s.Result, err = res.LastInsertId()
 	return err
+}
+
+// countOwn implements the verb doCountOwn: one statement counts for all, with one
+// commit, and another reads what it made of them.
+func (d *dialect) countOwn(c *dbsession.Conn, steps []*dbsession.Step) error {
+	if len(steps) == 1 {
+		return d.count(c, steps[0])
+	}
+	// All lock their rows in the same order.
+	steps = slices.SortedFunc(slices.Values(steps), func(a, b *dbsession.Step) int { return strings.Compare(a.Key, b.Key) })
+	// Few lengths make few statements; the last key may come again, and is counted
+	// that much further.
+	n := (len(steps) + 3) &^ 3
+	step := func(i int) *dbsession.Step { return steps[min(i, len(steps)-1)] }
+	args := c.Args(2 * n)
+	for i := range n {
+		args[2*i].Value, args[2*i+1].Value = step(i).Key, step(i).Arg
+	}
+	rows := strings.Repeat(",(CAST(? AS BINARY), "+fenceClock+", CAST(? AS BINARY))", n)[1:]
+	_, err := d.exec(c, "INSERT INTO "+d.fence+" (name, token, owner) VALUES "+rows+
+		" ON DUPLICATE KEY UPDATE token = GREATEST(token + 1, "+fenceClock+"), owner = VALUES(owner), since = NOW(6)", args)
+	if err != nil {
+		return err
+	}
+	args = c.Args(n)
+	for i := range n {
+		args[i].Value = step(i).Key
+	}
+	row, err := d.row(c, "SELECT GROUP_CONCAT(token ORDER BY CAST(name AS BINARY)) FROM "+d.fence+
+		" WHERE name IN ("+strings.Repeat(",CAST(? AS BINARY)", n)[1:]+")", args)
+	if err != nil {
+		return err
+	}
+	tokens := strings.Split(dbsession.Text(row[0]), ",")
+	if len(tokens) != len(steps) {
+		return fmt.Errorf("%d of %d counters are there", len(tokens), len(steps))
+	}
+	for i, s := range steps {
+		if err := s.Set(tokens[i]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // describe returns the owner as text for the table.

@@ -41,7 +41,7 @@ func (a *attempt) askAndCount(ctx context.Context) (*hold, uint64, error) {
 		return nil, 0, explain(err)
 	}
 	h.fence, h.owner, h.since = a.names.fence(a.r.Mode), a.r.Owner, time.Now()
-	token, err := a.b.count(ctx, h)
+	token, err := a.b.count(ctx, h, a.r.Mode)
 	if err == nil {
 		return h, token, nil
 	}

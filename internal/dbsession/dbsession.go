@@ -41,12 +41,13 @@ type Dialect interface {
 	// peer's mark is held, and by peer: else the two are not on one server.
 	Setup(ctx context.Context, c *Conn, mark string, peer *Identity) (id int64, err error)
 
-	// Run sends the steps in one round trip and sets their results. They have
-	// been sorted by Verb; a verb for which Solo holds comes alone.
+	// Run does the steps together and sets their results. They have been sorted by
+	// Verb, and are of verbs that bear each other's company. An error is that of all
+	// of them.
 	Run(ctx context.Context, c *Conn, steps []*Step) error
 
-	// Solo tells the verbs that can't travel together with others.
-	Solo(Verb) bool
+	// Company tells with what steps of the verb can travel together.
+	Company(Verb) Company
 
 	// Wait is Run for one step that waits in the database's queue for at most d.
 	// Its result is 0 if that was in vain. The error is ErrInterrupted if it was
@@ -66,6 +67,16 @@ type Dialect interface {
 	// which the connection can be used as before.
 	Answered(err error) bool
 }
+
+// Company is with what a step may be done together.
+type Company uint8
+
+// The kinds of company, from the widest.
+const (
+	Mixed Company = iota // steps of all verbs that bear it
+	Alike                // steps of the same verb
+	Alone                // none
+)
 
 // A Filler is a [Dialect] that can make one statement of different numbers of
 // steps, of those verbs for which Fills holds. Of the others as many travel
@@ -102,7 +113,7 @@ const (
 	Exclusively Verb = 255
 )
 
-// maxVerb is the largest verb of a dialect that isn't solo.
+// maxVerb is the largest verb of a dialect that doesn't travel alone.
 const maxVerb = 15
 
 // Step is one thing to be done on a session.
@@ -521,21 +532,38 @@ func (p *Pool) gather(s *Session) []*Step {
 	return batch
 }
 
-// solo reports whether the step can't travel with others.
-func (p *Pool) solo(st *Step) bool {
-	return st.Verb > maxVerb || p.dialect.Solo(st.Verb)
+// company returns with what the step can travel together.
+func (p *Pool) company(st *Step) Company {
+	if st.Verb > maxVerb {
+		return Alone
+	}
+	return p.dialect.Company(st.Verb)
 }
 
-// take moves steps from the queue to the batch. One that travels alone is taken
-// only if it is the first.
-func (p *Pool) take(batch []*Step, q *[]*Step) []*Step {
-	if len(batch) > 0 && p.solo(batch[0]) {
-		return batch
+// fits reports whether the step can come with the batch.
+func (p *Pool) fits(batch []*Step, st *Step) bool {
+	switch {
+	case len(batch) == 0:
+		return true
+	case len(batch) == maxBatch:
+		return false
 	}
+	switch p.company(st) {
+	case Mixed:
+		return p.company(batch[0]) == Mixed
+	case Alike:
+		return batch[0].Verb == st.Verb
+	default:
+		return false
+	}
+}
+
+// take moves steps from the queue to the batch. One that doesn't travel with all
+// others is taken with its like, if it is the first.
+func (p *Pool) take(batch []*Step, q *[]*Step) []*Step {
 	left := (*q)[:0]
 	for _, st := range *q {
-		full := len(batch) == maxBatch || len(batch) == 1 && p.solo(batch[0])
-		if !full && (len(batch) == 0 || !p.solo(st)) {
+		if p.fits(batch, st) {
 			batch = append(batch, st)
 		} else {
 			left = append(left, st)

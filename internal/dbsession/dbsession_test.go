@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -19,6 +20,8 @@ import (
 const (
 	get = FirstVerb + iota
 	release
+	like // does nothing, beside its like
+	lone // does nothing, alone
 )
 
 // A server is a database of locks that would grant each twice to the session
@@ -164,7 +167,16 @@ func (v *server) on(trip func(s *session, steps []*Step) error) {
 	v.trip, v.trips = trip, 0
 }
 
-func (v *server) Solo(Verb) bool { return false }
+func (v *server) Company(verb Verb) Company {
+	switch verb {
+	case like:
+		return Alike
+	case lone:
+		return Alone
+	default:
+		return Mixed
+	}
+}
 
 func (v *server) Wait(ctx context.Context, c *Conn, st *Step, d time.Duration) error {
 	s := c.conn.(*conn).session
@@ -322,6 +334,38 @@ func TestP20_StepsTravelTogether(t *testing.T) {
 		give(t, p, c, s)
 		if d := time.Since(start); d != time.Millisecond {
 			t.Errorf("alone, it took %v", d)
+		}
+	})
+}
+
+func TestP20_StepsHaveTheirCompany(t *testing.T) {
+	inBubble(t, Options{MaxSessions: 1}, func(t *testing.T, v *server, p *Pool) {
+		_, s := take(t, p, "first")
+		var trips []string
+		v.on(func(_ *session, steps []*Step) error {
+			var verbs []byte
+			for _, st := range steps {
+				verbs = append(verbs, ".o  lL"[st.Verb])
+			}
+			trips = append(trips, string(verbs))
+			time.Sleep(time.Millisecond)
+			return nil
+		})
+		var all sync.WaitGroup
+		ask := func(verb Verb) {
+			all.Go(func() {
+				if err := p.DoOn(t.Context(), s, &Step{Verb: verb}); err != nil {
+					t.Error(err)
+				}
+			})
+			synctest.Wait() // it is in the queue
+		}
+		for _, verb := range []Verb{Ping, Owner, like, lone, like, Ping, lone, like, like} {
+			ask(verb)
+		}
+		all.Wait()
+		if got, want := strings.Join(trips, " "), ". .o llll L L"; got != want {
+			t.Errorf("trips %s, want %s", got, want)
 		}
 	})
 }

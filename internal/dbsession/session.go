@@ -494,7 +494,7 @@ func (s *Session) send(batch []*Step) error {
 			}
 			rest = append(rest, st)
 		}
-		if tries == 2 || len(rest) == 0 || d.Solo(batch[0].Verb) {
+		if tries == 2 || len(rest) == 0 || d.Company(batch[0].Verb) != Mixed {
 			break
 		}
 		err = d.Run(s.conn.life, s.conn, rest)

@@ -19,6 +19,11 @@ type executor struct {
 	caught *sqlError
 	rows   int64 // @@ROWCOUNT
 	last   int64 // @@ERROR
+
+	// numbers are those of sequences that the statement has, or this row of its
+	// result: learn.microsoft.com, "NEXT VALUE FOR": all columns of a row that
+	// refer to one sequence have the same.
+	numbers map[string]value
 }
 
 type tableVar struct {
@@ -150,6 +155,7 @@ func (x *executor) assign(name string, v value) error {
 }
 
 func (x *executor) statement(st statement) (control, error) {
+	x.numbers = nil
 	switch st := st.(type) {
 	case block:
 		return x.block(st)

@@ -421,7 +421,17 @@ func (e nextValue) eval(x *executor, _ *rowEnv) (value, error) {
 	if schema == "" {
 		schema = "dbo"
 	}
-	v, err := x.s.srv.sequences.next(sequenceKey(x.s.database, schema, e.name))
+	key := sequenceKey(x.s.database, schema, e.name)
+	if v, ok := x.numbers[key]; ok {
+		return v, nil
+	}
+	v, err := x.s.srv.sequences.next(key)
+	if err == nil {
+		if x.numbers == nil {
+			x.numbers = make(map[string]value)
+		}
+		x.numbers[key] = v
+	}
 	if se, ok := err.(*sqlError); ok && se.number == 208 { //nolint:errorlint // never wrapped
 		se.message = fmt.Sprintf("Invalid object name '%s'.", procName(e))
 	}

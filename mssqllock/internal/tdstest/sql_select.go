@@ -269,6 +269,7 @@ func (x *executor) core(core *selectCore, outer *rowEnv) (*result, error) {
 		}
 	}
 	for i, env := range envs {
+		x.numbers = nil
 		row := make([]value, len(outs))
 		for j, o := range outs {
 			if o.e == nil {

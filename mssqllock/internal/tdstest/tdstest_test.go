@@ -381,6 +381,15 @@ func TestSequence(t *testing.T) {
 	if got := query[int](t, db, "SELECT current_value FROM sys.sequences WHERE name = 'fence'"); got != 3 {
 		t.Error(got)
 	}
+	for q, want := range map[string]int{
+		"SELECT NEXT VALUE FOR dbo.fence - NEXT VALUE FOR fence":                                                       0,
+		"DECLARE @a bigint,@b bigint;SET @a=NEXT VALUE FOR dbo.fence;SET @b=NEXT VALUE FOR dbo.fence;SELECT @b-@a":     1,
+		"DECLARE @a bigint=NEXT VALUE FOR dbo.fence;SELECT NEXT VALUE FOR dbo.fence - @a FROM (SELECT 1 AS n) AS rows": 1,
+	} {
+		if got := query[int](t, db, q); got != want {
+			t.Errorf("%s: %d, want %d", q, got, want)
+		}
+	}
 	if _, err := db.ExecContext(ctx, "CREATE SEQUENCE fence"); number(err) != 2714 {
 		t.Error(err)
 	}

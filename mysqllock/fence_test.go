@@ -1,0 +1,106 @@
+//go:build unix
+
+package mysqllock
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+)
+
+// inserts is how many INSERT statements the server has executed.
+func (s *testServer) inserts(t *testing.T) (n int) {
+	t.Helper()
+	var name string
+	if err := s.pool(t, s.addr).QueryRow("SHOW GLOBAL STATUS LIKE 'Com_insert'").Scan(&name, &n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// Tokens of different names are counted in one statement, and each name is given
+// its own.
+func TestP08_TokensAreCountedTogether(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		const names, rounds = 40, 20
+		l, db := s.locker(t, s.addr, &Options{FenceTable: "together", CreateFenceTable: true})
+		mustAcquire(t, l, t.Name()).Release() // makes the table
+		before := s.inserts(t)
+		var last [names]uint64
+		var all sync.WaitGroup
+		for i := range names {
+			all.Go(func() {
+				for range rounds {
+					k, err := l.Acquire(t.Context(), fmt.Sprint(t.Name(), i))
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					token, _ := k.Token()
+					if token <= last[i] {
+						t.Errorf("%s: token %d after %d", k.Resource(), token, last[i])
+					}
+					last[i] = token
+					if err := k.Release(); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		all.Wait()
+		if n := s.inserts(t) - before; n >= names*rounds/2 {
+			t.Errorf("%d statements for %d tokens", n, names*rounds)
+		}
+		for i, token := range last {
+			// A hand-off isn't counted there; there is none, as nobody waits.
+			var kept uint64
+			err := db.QueryRow("SELECT token FROM together WHERE name = CAST(? AS BINARY)", LockName(fmt.Sprint(t.Name(), i))).Scan(&kept)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if kept<<10 < token || kept<<10 > token+3<<10 {
+				t.Errorf("%d: token %d, in the table %d", i, token>>10, kept)
+			}
+		}
+	})
+}
+
+// A counter that somebody has locked fails for its own name only.
+func TestLockedFenceHarmsNoneThatAreCountedWithIt(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		l, _ := s.locker(t, s.addr, &Options{FenceTable: "fences", CreateFenceTable: true})
+		name := func(i int) string { return fmt.Sprint(t.Name(), i) }
+		mustAcquire(t, l, name(0)).Release()
+		tx, err := s.pool(t, s.addr).Begin()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback()
+		if _, err := tx.Exec("UPDATE fences SET owner = '' WHERE name = ?", LockName(name(0))); err != nil {
+			t.Fatal(err)
+		}
+		var granted atomic.Int64
+		var all sync.WaitGroup
+		for i := range 16 {
+			all.Go(func() {
+				k, err := l.TryAcquire(t.Context(), name(i))
+				switch {
+				case i == 0:
+					if !isError(err, errLockWait) {
+						t.Errorf("the locked one: %v", err)
+					}
+				case err != nil:
+					t.Error(err)
+				default:
+					granted.Add(1)
+					defer k.Release()
+				}
+			})
+		}
+		all.Wait()
+		if granted.Load() != 15 {
+			t.Errorf("%d of 15 granted", granted.Load())
+		}
+	})
+}
