@@ -151,6 +151,7 @@ type Step struct {
 	undo    bool     // it gives back what another has taken
 	ran     *Session // where it ran, or runs
 	done    bool     // though the statement failed that it was part of
+	refused error    // by the server, when it was sent by itself
 	err     error
 }
 
@@ -463,8 +464,11 @@ func (st *Step) tell() {
 
 // settle ends the step. Pool.mu is held.
 func (p *Pool) settle(st *Step, err error) {
-	if st.done {
+	switch {
+	case st.done:
 		err = nil
+	case err == nil:
+		err = st.refused
 	}
 	st.state, st.err = stepFinished, err
 	if st.Frees != nil && (err == nil || errors.Is(err, driver.ErrLost)) {

@@ -206,7 +206,7 @@ func (v *server) Wait(ctx context.Context, c *Conn, st *Step, d time.Duration) e
 }
 
 func (v *server) Undo(st *Step) *Step {
-	if st.Verb != get {
+	if st.Verb != get && st.Verb != release {
 		return nil
 	}
 	return &Step{Verb: release, Key: st.Key}
@@ -484,6 +484,44 @@ func TestP07_RefusedStatementLeavesNothing(t *testing.T) {
 		}
 		if v.held("a") != 0 || v.held("other") != 1 || s.Dead() {
 			t.Errorf("a: %d, other: %d, dead: %t", v.held("a"), v.held("other"), s.Dead())
+		}
+	})
+}
+
+// A name that the server refuses fails alone.
+func TestP07_RefusedStepHarmsNoNeighbour(t *testing.T) {
+	inBubble(t, Options{MaxSessions: 1}, func(t *testing.T, v *server, p *Pool) {
+		c, s := take(t, p, "before")
+		v.on(func(_ *session, steps []*Step) error {
+			time.Sleep(time.Millisecond)
+			for _, st := range steps {
+				if st.Verb == get && st.Key == "bad" {
+					return errRefused
+				}
+			}
+			return nil
+		})
+		errs := make(map[string]error)
+		var mu sync.Mutex
+		var all sync.WaitGroup
+		for _, key := range []string{"first", "a", "bad", "b", "c"} {
+			all.Go(func() {
+				_, err := p.Do(t.Context(), &Step{Verb: get, Key: key})
+				mu.Lock()
+				defer mu.Unlock()
+				errs[key] = err
+			})
+			synctest.Wait()
+		}
+		all.Go(func() { give(t, p, c, s) }) // in the same trip as all but the first
+		all.Wait()
+		for key, err := range errs {
+			if key == "bad" && (!errors.Is(err, errRefused) || v.held(key) != 0) || key != "bad" && (err != nil || v.held(key) != 1) {
+				t.Errorf("%s: %v, held %d times", key, err, v.held(key))
+			}
+		}
+		if v.held("before") != 0 || s.Dead() {
+			t.Errorf("what is given back is held %d times; dead: %t", v.held("before"), s.Dead())
 		}
 	})
 }

@@ -352,7 +352,7 @@ func (s *Session) turn() bool {
 		p.noteTrip(s.proven.Sub(s.began))
 	}
 	s.batch = nil
-	if err != nil && (errors.Is(err, errDoubt) || !p.dialect.Answered(err)) {
+	if !s.usable(err) {
 		s.batch = batch
 		p.drop(s, err)
 		return false
@@ -469,35 +469,51 @@ func (s *Session) lostErr() error {
 }
 
 // send sends the batch. If the server refuses it, what has been done of it is
-// undone, and the rest is tried once more: it may have been interrupted, or the
-// fault of one.
+// taken back, and each step is sent once more by itself: the statement may have
+// been interrupted, or it was the fault of one, which is refused alone then.
 func (s *Session) send(batch []*Step) error {
 	if call := batch[0].call; call != nil {
 		return call(s.conn)
 	}
+	err := s.try(batch)
+	if err == nil || !s.usable(err) || s.pool.dialect.Company(batch[0].Verb) != Mixed {
+		return err
+	}
+	for i, st := range batch {
+		if st.done {
+			continue
+		}
+		if st.refused = s.try(batch[i : i+1]); !s.usable(st.refused) {
+			return st.refused
+		}
+	}
+	return nil
+}
+
+// usable reports whether the session can be used after a statement that ended
+// with err.
+func (s *Session) usable(err error) bool {
+	return err == nil || !errors.Is(err, errDoubt) && s.pool.dialect.Answered(err)
+}
+
+// try runs the steps in one trip. If the server refuses, nothing is left of them.
+func (s *Session) try(steps []*Step) error {
 	d := s.pool.dialect
-	err := d.Run(s.conn.life, s.conn, batch)
-	for tries := 1; err != nil && d.Answered(err); tries++ {
-		rest := batch[:0:0]
-		for _, st := range batch {
-			if st.done {
-				continue
-			}
-			if undo := d.Undo(st); undo != nil {
-				if again := d.Run(s.conn.life, s.conn, []*Step{undo}); again != nil {
-					return errors.Join(errDoubt, again, err)
-				}
-				if undo.Verb == st.Verb { // it was to give something back, and that has been done
-					st.Result, st.Null, st.done = 1, false, true
-					continue
-				}
-			}
-			rest = append(rest, st)
+	err := d.Run(s.conn.life, s.conn, steps)
+	if err == nil || !d.Answered(err) {
+		return err
+	}
+	for _, st := range steps {
+		undo := d.Undo(st)
+		if undo == nil {
+			continue
 		}
-		if tries == 2 || len(rest) == 0 || d.Company(batch[0].Verb) != Mixed {
-			break
+		if again := d.Run(s.conn.life, s.conn, []*Step{undo}); again != nil {
+			return errors.Join(errDoubt, again, err)
 		}
-		err = d.Run(s.conn.life, s.conn, rest)
+		if undo.Verb == st.Verb { // it was to give something back, and that has been done
+			st.Result, st.Null, st.done = 1, false, true
+		}
 	}
 	return err
 }
