@@ -30,6 +30,25 @@ func (*instantHold) Renew(context.Context) error   { return nil }
 func (*instantHold) Lost() <-chan struct{}         { return nil }
 func (*instantHold) Abandon()                      {}
 
+// What it takes to lock in a store is bounded, whoever the store is.
+func TestAllocationsBesideTheStores(t *testing.T) {
+	l := distlock.New(instant{100 * time.Millisecond}, nil)
+	defer l.Close()
+	ctx := t.Context()
+	n := testing.AllocsPerRun(1000, func() {
+		lock, err := l.Acquire(ctx, "a", distlock.Timeout(time.Minute))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := lock.Release(); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if n > 12 { // one of them is the store's
+		t.Errorf("%v allocations", n)
+	}
+}
+
 // BenchmarkOverhead is what this package adds to the calls of a backend.
 func BenchmarkOverhead(b *testing.B) {
 	for _, c := range []struct {
