@@ -298,6 +298,51 @@ func (p *Pool) DoOn(ctx context.Context, s *Session, st *Step) error {
 	return err
 }
 
+// exclusively runs f on the connection of s when nobody else uses it.
+func (p *Pool) exclusively(ctx context.Context, s *Session, f func(c *Conn) error) error {
+	st := &Step{Verb: Exclusively, call: f}
+	return p.DoOn(ctx, s, st)
+}
+
+// Exec runs a statement on s that answers nothing.
+func (p *Pool) Exec(ctx context.Context, s *Session, query string) error {
+	return p.exclusively(ctx, s, func(c *Conn) error {
+		_, err := c.Exec(query, nil)
+		return err
+	})
+}
+
+// Query runs a query on any session and calls f for each row.
+func (p *Pool) Query(ctx context.Context, query string, f func(row []sqldriver.Value)) error {
+	var mu sync.Mutex
+	var rows [][]sqldriver.Value
+	_, err := p.Do(ctx, &Step{Verb: Exclusively, call: func(c *Conn) error {
+		var got [][]sqldriver.Value
+		err := c.Each(query, func(row []sqldriver.Value) {
+			for i, v := range row {
+				if b, ok := v.([]byte); ok { // the driver's
+					row[i] = string(b)
+				}
+			}
+			got = append(got, slices.Clone(row))
+		})
+		mu.Lock()
+		defer mu.Unlock()
+		rows = got
+		return err
+	}})
+	if err != nil {
+		return err
+	}
+	mu.Lock() // a session that has died may still be at it
+	answer := rows
+	mu.Unlock()
+	for _, row := range answer {
+		f(row)
+	}
+	return nil
+}
+
 func (p *Pool) run(ctx context.Context, s *Session, asked *Step) (ran *Session, result int64, null bool, err error) {
 	err = context.Cause(ctx)
 	var first time.Time // when it was asked

@@ -35,6 +35,7 @@ type server struct {
 	freed   chan struct{} // closed when anything is released
 	trips   int
 	waits   int
+	connect time.Duration // how long that takes
 }
 
 // A session is the server's side of a connection.
@@ -50,6 +51,7 @@ func newServer() *server {
 
 // Connect and Driver make it a database/sql/driver.Connector.
 func (v *server) Connect(context.Context) (sqldriver.Conn, error) {
+	time.Sleep(v.connect)
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.last++
@@ -82,6 +84,15 @@ func (v *server) end(id int64) {
 		delete(h, id)
 	}
 	v.wake()
+}
+
+// forget is end, but nobody tells the client.
+func (v *server) forget(id int64) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, h := range v.holders {
+		delete(h, id)
+	}
 }
 
 func (v *server) wake() {
@@ -598,6 +609,73 @@ func TestP07_CanceledWaitLeavesNothing(t *testing.T) {
 		synctest.Wait()
 		if v.held("a") != 0 || v.held("mine") != 1 {
 			t.Errorf("a: %d, mine: %d", v.held("a"), v.held("mine"))
+		}
+	})
+}
+
+// The server forgets a session that waits, which was being opened when the last
+// of the others ended.
+func TestP11_ForgottenWaitIsNoticed(t *testing.T) {
+	inBubble(t, Options{}, func(t *testing.T, v *server, p *Pool) {
+		stranger, _ := v.Connect(t.Context())
+		defer stranger.Close()
+		v.do(stranger.(*conn).session, &Step{Verb: get, Key: "a"})
+		_, s := take(t, p, "held")
+		for range 4 { // the core's
+			time.Sleep(heartbeat / 2)
+			if err := s.Renew(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		v.connect = time.Second
+		ctx, cancel := context.WithTimeout(t.Context(), 10*heartbeat)
+		defer cancel()
+		answered := make(chan error, 1)
+		go func() {
+			_, err := p.Wait(ctx, &Step{Verb: get, Key: "a"}, time.Hour)
+			answered <- err
+		}()
+		time.Sleep(tendEvery / 2) // before the first look at who waits
+		v.end(s.self.ID)
+		if err := s.Renew(t.Context()); err == nil {
+			t.Error("a session that was ended is renewed")
+		}
+		time.Sleep(v.connect)
+		p.mu.Lock()
+		waiting := p.sessions[len(p.sessions)-1].self.ID
+		p.mu.Unlock()
+		v.forget(waiting)
+		if err := <-answered; err != nil { // it is asked again
+			t.Errorf("the wait is not ended: %v", err)
+		}
+	})
+}
+
+// One statement that takes long holds up nobody who asks for something else.
+func TestP20_SlowStatementHoldsUpNobody(t *testing.T) {
+	inBubble(t, Options{}, func(t *testing.T, v *server, p *Pool) {
+		take(t, p, "first")
+		v.on(func(_ *session, steps []*Step) error {
+			for _, st := range steps {
+				if st.Key == "slow" {
+					time.Sleep(heartbeat / 2)
+				}
+			}
+			return nil
+		})
+		var all sync.WaitGroup
+		defer all.Wait()
+		all.Go(func() { take(t, p, "slow") })
+		synctest.Wait()
+		for i := range 10 {
+			start := time.Now()
+			take(t, p, fmt.Sprint("quick", i))
+			if d := time.Since(start); d > 2*stuckAfter {
+				t.Errorf("number %d was held up for %v", i, d)
+			}
+		}
+		if n := v.sessions(); n > 2 {
+			t.Errorf("%d sessions", n)
 		}
 	})
 }

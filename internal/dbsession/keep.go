@@ -2,11 +2,9 @@ package dbsession
 
 import (
 	"context"
-	sqldriver "database/sql/driver"
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 )
 
@@ -36,9 +34,12 @@ func (p *Pool) tend() {
 			p.endIdle()
 			p.passOn()
 			p.promote()
-			check := p.waiting > 0 && !p.checking && time.Since(checked) >= p.opt.Heartbeat
-			p.checking = p.checking || check
+			if p.stuck() {
+				p.grow()
+			}
 			more := len(p.sessions)+len(p.queue) > 0
+			check := more && p.waiting > 0 && !p.checking && time.Since(checked) >= p.opt.Heartbeat
+			p.checking = p.checking || check
 			p.tending = more
 			p.mu.Unlock()
 			if !more {
@@ -130,49 +131,4 @@ func (p *Pool) checkWaiting() {
 			p.mu.Unlock()
 		}
 	}
-}
-
-// exclusively runs f on the connection of s when nobody else uses it.
-func (p *Pool) exclusively(ctx context.Context, s *Session, f func(c *Conn) error) error {
-	st := &Step{Verb: Exclusively, call: f}
-	return p.DoOn(ctx, s, st)
-}
-
-// Exec runs a statement on s that answers nothing.
-func (p *Pool) Exec(ctx context.Context, s *Session, query string) error {
-	return p.exclusively(ctx, s, func(c *Conn) error {
-		_, err := c.Exec(query, nil)
-		return err
-	})
-}
-
-// Query runs a query on any session and calls f for each row.
-func (p *Pool) Query(ctx context.Context, query string, f func(row []sqldriver.Value)) error {
-	var mu sync.Mutex
-	var rows [][]sqldriver.Value
-	_, err := p.Do(ctx, &Step{Verb: Exclusively, call: func(c *Conn) error {
-		var got [][]sqldriver.Value
-		err := c.Each(query, func(row []sqldriver.Value) {
-			for i, v := range row {
-				if b, ok := v.([]byte); ok { // the driver's
-					row[i] = string(b)
-				}
-			}
-			got = append(got, slices.Clone(row))
-		})
-		mu.Lock()
-		defer mu.Unlock()
-		rows = got
-		return err
-	}})
-	if err != nil {
-		return err
-	}
-	mu.Lock() // a session that has died may still be at it
-	answer := rows
-	mu.Unlock()
-	for _, row := range answer {
-		f(row)
-	}
-	return nil
 }

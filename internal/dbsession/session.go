@@ -59,6 +59,10 @@ const (
 	nearTrip = 500 * time.Microsecond
 	patience = 10 * time.Millisecond
 
+	// stuckAfter is how long statements must have been under way on all sessions for
+	// one more to be opened for what waits.
+	stuckAfter = 100 * time.Millisecond
+
 	// crowd is how many more locks than the others a session may hold before new
 	// ones go to the others: a statement costs the server the more, the more
 	// locks its session holds.
@@ -159,7 +163,7 @@ func (p *Pool) grow() {
 			}
 		}
 	}
-	wanted := shared == 0 && len(p.queue) > 0 || shared > 0 && shared < atOnce && len(p.queue) >= p.growAt() || shared > 0 && full == shared
+	wanted := shared == 0 && len(p.queue) > 0 || shared > 0 && shared < atOnce && len(p.queue) >= p.growAt() || shared > 0 && full == shared || p.stuck()
 	if !wanted || len(p.sessions)+p.opening >= p.maxSessions() {
 		return
 	}
@@ -181,6 +185,21 @@ func (p *Pool) grow() {
 		}
 	})
 }
+
+// stuck reports whether something waits for a session, and all are held up: a
+// statement may wait for the row of a table, and a connection may be dead. Pool.mu
+// is held.
+func (p *Pool) stuck() bool {
+	for _, s := range p.sessions {
+		if s.state == sessionShared && !s.stuck() {
+			return false
+		}
+	}
+	return len(p.queue) > 0
+}
+
+// stuck reports whether the session's statement takes long. Pool.mu is held.
+func (s *Session) stuck() bool { return s.running && time.Since(s.began) >= stuckAfter }
 
 // growAt returns how many steps in the queue are too many for the sessions there
 // are. Pool.mu is held.
@@ -283,12 +302,18 @@ func (s *Session) setUp(ctx context.Context) error {
 }
 
 // peer returns a session that is known to live, or nil: one that has ended
-// unnoticed would look like one of another server.
+// unnoticed would look like one of another server. One that is stuck can't be asked
+// whether it lives, and is better than none: if the server knows it, it does.
 func (p *Pool) peer(ctx context.Context) *Session {
 	p.mu.Lock()
 	var likely []*Session
+	var last *Session
 	for _, s := range p.sessions {
-		if time.Since(s.proven) < p.opt.Heartbeat && s.state == sessionShared {
+		switch {
+		case time.Since(s.proven) >= p.opt.Heartbeat || s.state != sessionShared:
+		case s.stuck():
+			last = s
+		default:
 			likely = append(likely, s)
 		}
 	}
@@ -298,7 +323,7 @@ func (p *Pool) peer(ctx context.Context) *Session {
 			return s
 		}
 	}
-	return nil
+	return last
 }
 
 // serve does what is asked of the session, until it is dead.
