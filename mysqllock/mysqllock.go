@@ -53,6 +53,9 @@ type Options struct {
 	CreateFenceTable bool
 }
 
+// maxReaders is the largest value of [Options.Readers].
+const maxReaders = 64
+
 func (o *Options) withDefaults() (Options, error) {
 	var full Options
 	if o != nil {
@@ -77,8 +80,8 @@ func (o *Options) withDefaults() (Options, error) {
 	switch {
 	case full.MaxSessions < 0:
 		return full, fmt.Errorf("negative Options.MaxSessions: %d", full.MaxSessions)
-	case full.Readers > 64:
-		return full, fmt.Errorf("Options.Readers of %d: at most 64", full.Readers)
+	case full.Readers > maxReaders:
+		return full, fmt.Errorf("Options.Readers of %d: at most %d", full.Readers, maxReaders)
 	case full.Heartbeat < 100*time.Millisecond:
 		return full, fmt.Errorf("Options.Heartbeat of %v: at least 100ms", full.Heartbeat)
 	case full.IdleTimeout < 0:
