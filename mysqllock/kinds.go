@@ -451,11 +451,21 @@ func (a *attempt) permit(ctx context.Context) (*hold, error) {
 		return nil, err
 	}
 	var h *hold
+	pinged := time.Now()
 	err = dbsession.Poll(ctx, a.left, func() (bool, error) {
-		if s.Dead() {
-			return false, driver.ErrHeld
-		}
 		var err error
+		if time.Since(pinged) >= a.b.opt.Heartbeat {
+			// Nobody else asks anything of a session that has the gate only, and the
+			// server would end it.
+			pinged = time.Now()
+			err = a.b.pool.DoOn(ctx, s, &dbsession.Step{Verb: dbsession.Ping})
+		}
+		switch {
+		case s.Dead():
+			return false, driver.ErrHeld
+		case err != nil:
+			return false, err
+		}
 		h, err = a.anyPermit(ctx, false)
 		if errors.Is(err, driver.ErrHeld) {
 			return false, nil
