@@ -45,11 +45,40 @@ func TestMain(m *testing.M) {
 	code := m.Run()
 	for _, s := range servers {
 		s.stop(syscall.SIGKILL)
+		if s.admin != nil {
+			s.admin.Close()
+		}
 		if s.dir != "" {
 			os.RemoveAll(s.dir)
 		}
 	}
+	if code == 0 {
+		if left := leftGoroutines(); left != "" {
+			fmt.Fprintf(os.Stderr, "goroutines are left after the tests:\n\n%s\n", left)
+			code = 1
+		}
+	}
 	os.Exit(code)
+}
+
+// leftGoroutines returns the stacks of those of this package and of what it
+// uses.
+func leftGoroutines() string {
+	var left []string
+	room := make([]byte, 4<<20)
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		stacks := room[:runtime.Stack(room, true)]
+		left = left[:0]
+		for i, stack := range strings.Split(string(stacks), "\n\n") {
+			if i > 0 && (strings.Contains(stack, "distlock/") || strings.Contains(stack, "go-sql-driver")) {
+				left = append(left, stack)
+			}
+		}
+		if len(left) == 0 {
+			return ""
+		}
+	}
+	return strings.Join(left, "\n\n")
 }
 
 // A testServer is a real server, started when it is needed first.
