@@ -223,7 +223,7 @@ func run(dir, name string, args ...string) error {
 	return nil
 }
 
-// prepare makes the private directory and picks a port.
+// prepare makes the private directory and the certificates, and picks a port.
 func (s *testServer) prepare() error {
 	dir, err := os.MkdirTemp("", "distlock-"+s.name+"-")
 	if err != nil {
@@ -235,7 +235,7 @@ func (s *testServer) prepare() error {
 		return err
 	}
 	s.addr = l.Addr().String()
-	return l.Close()
+	return errors.Join(l.Close(), makeCertificates(dir))
 }
 
 // flags are those that both servers are started with.
@@ -247,6 +247,7 @@ func (s *testServer) flags() []string {
 		"--max-connections=2000", "--innodb-buffer-pool-size=32M", "--skip-log-bin", "--log-error=" + filepath.Join(s.dir, "log"),
 		"--innodb-flush-log-at-trx-commit=2", "--skip-innodb-doublewrite", // they needn't survive a power cut
 		"--init-file=" + filepath.Join(s.dir, "init.sql"), "--wait-timeout=60",
+		"--ssl-ca=" + filepath.Join(s.dir, caFile), "--ssl-cert=" + filepath.Join(s.dir, serverFile), "--ssl-key=" + filepath.Join(s.dir, serverFile),
 	}
 }
 
