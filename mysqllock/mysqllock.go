@@ -120,6 +120,10 @@ type Backend struct {
 // New returns a backend that takes its connections from db, which stays the
 // caller's to close, after the backend. It does no I/O; invalid options are
 // reported by the first Acquire.
+//
+// Leave readTimeout out of db's DSN: it breaks the connection of who waits for
+// longer than that, and he waits anew, behind all others. A server that doesn't
+// answer is noticed without it.
 func New(db *sql.DB, o *Options) *Backend { return newBackend(db, o, nil) }
 
 func newBackend(db *sql.DB, o *Options, connect func(context.Context) (*sql.Conn, func(), error)) *Backend {
