@@ -66,7 +66,7 @@ func TestHolderIsNotWhoHadTheLastToken(t *testing.T) {
 				return mustAcquire(t, l, name).Release
 			},
 			"OnConn": func() func() error {
-				_, l := s.onConn(t)
+				_, _, l := s.onConn(t)
 				return mustAcquire(t, l, name).Release
 			},
 		} {

@@ -15,18 +15,26 @@ import (
 )
 
 // onConn returns a Locker on a connection of its own.
-func (s *testServer) onConn(t testing.TB) (*sql.Conn, *distlock.Locker) {
+func (s *testServer) onConn(t testing.TB) (*sql.Conn, *ConnBackend, *distlock.Locker) {
 	t.Helper()
 	c, err := s.pool(t, s.addr).Conn(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := distlock.New(OnConn(c), nil)
+	b := OnConn(c)
+	l := distlock.New(b, nil)
 	t.Cleanup(func() {
 		l.Close()
 		c.Close()
 	})
-	return c, l
+	return c, b, l
+}
+
+// has reports whether the backend has taken the lock.
+func (b *ConnBackend) has(lock string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.mine[lock]
 }
 
 func (s *testServer) free(t testing.TB, lock string) bool {
@@ -40,7 +48,7 @@ func TestP23_OnConnBesideReaders(t *testing.T) {
 		name := strings.ToLower(t.Name())
 		readers, _ := s.locker(t, s.addr, &Options{Readers: maxReaders})
 		others, _ := s.locker(t, s.addr, &Options{Readers: maxReaders})
-		c, l := s.onConn(t)
+		c, b, l := s.onConn(t)
 		read := mustAcquire(t, readers, name, distlock.Shared())
 
 		if _, err := l.TryAcquire(t.Context(), name); !errors.Is(err, distlock.ErrNotAcquired) {
@@ -57,7 +65,7 @@ func TestP23_OnConnBesideReaders(t *testing.T) {
 		}
 		eventually(t, 20*time.Second, "a wait that is over left nothing", func() bool { return s.free(t, name) })
 
-		wait := func(ctx context.Context, l *distlock.Locker) <-chan error {
+		wait := func(ctx context.Context, b *ConnBackend, l *distlock.Locker) <-chan error {
 			got := make(chan error, 1)
 			go func() {
 				k, err := l.Acquire(ctx, name)
@@ -66,11 +74,11 @@ func TestP23_OnConnBesideReaders(t *testing.T) {
 				}
 				got <- err
 			}()
-			eventually(t, 20*time.Second, "it has the lock and waits for the reader", func() bool { return !s.free(t, name) })
+			eventually(t, 20*time.Second, "it has the lock and waits for the reader", func() bool { return b.has(name) })
 			return got
 		}
 		ctx, cancel := context.WithCancel(t.Context())
-		got := wait(ctx, l)
+		got := wait(ctx, b, l)
 		if _, err := others.TryAcquire(t.Context(), name, distlock.Shared()); !errors.Is(err, distlock.ErrNotAcquired) {
 			t.Errorf("a new reader beside a writer that waits: %v", err)
 		}
@@ -81,8 +89,8 @@ func TestP23_OnConnBesideReaders(t *testing.T) {
 		eventually(t, 20*time.Second, "a canceled wait left nothing", func() bool { return s.free(t, name) })
 		mustAcquire(t, others, name, distlock.Shared()).Release()
 
-		_, closing := s.onConn(t)
-		got = wait(t.Context(), closing)
+		_, itsBackend, closing := s.onConn(t)
+		got = wait(t.Context(), itsBackend, closing)
 		if err := closing.Close(); err != nil {
 			t.Error(err)
 		}
@@ -92,17 +100,22 @@ func TestP23_OnConnBesideReaders(t *testing.T) {
 		eventually(t, 20*time.Second, "Close left nothing", func() bool { return s.free(t, name) })
 
 		// Rows of the caller's are open when it is to be given back.
-		got = wait(t.Context(), l)
+		got = wait(t.Context(), b, l)
 		rows, err := c.QueryContext(t.Context(), "SELECT 1 UNION SELECT 2")
 		if err != nil {
 			t.Fatal(err)
 		}
+		defer rows.Close()
 		if err := <-got; !errors.Is(err, errRows) {
 			t.Errorf("a wait beside open rows: %v", err)
 		}
-		for rows.Next() {
+		if !b.has(name) {
+			t.Error("it was given back beside the rows")
 		}
-		if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+		for rows.Next() {
+			continue
+		}
+		if err := rows.Err(); err != nil {
 			t.Error(err)
 		}
 		eventually(t, 20*time.Second, "it is given back after the rows", func() bool { return s.free(t, name) })
@@ -119,7 +132,7 @@ func TestP23_OnConnBesideReaders(t *testing.T) {
 			}
 			granted <- err
 		}()
-		eventually(t, 20*time.Second, "it has the lock and waits for the reader", func() bool { return !s.free(t, name) })
+		eventually(t, 20*time.Second, "it has the lock and waits for the reader", func() bool { return b.has(name) })
 		left.Store(true)
 		if err := read.Release(); err != nil {
 			t.Error(err)
@@ -134,7 +147,7 @@ func TestP23_OnConnBesideReaders(t *testing.T) {
 func TestOnConnSeesAllPlacesOfReaders(t *testing.T) {
 	onServers(t, func(t *testing.T, s *testServer) {
 		name := strings.ToLower(t.Name())
-		_, l := s.onConn(t)
+		_, _, l := s.onConn(t)
 		reader, err := s.pool(t, s.addr).Conn(t.Context())
 		if err != nil {
 			t.Fatal(err)

@@ -28,7 +28,7 @@ func TestSharedTryLooksAgain(t *testing.T) {
 		p := newProxy(t, s.addr)
 		l, _ := s.locker(t, p.Addr(), &Options{Heartbeat: time.Minute}) // nothing else is sent meanwhile
 		defer mustAcquire(t, l, name+"/other", distlock.Shared()).Release()
-		onItsWay, _ := s.onConn(t)
+		onItsWay, _, _ := s.onConn(t)
 		do := func(query string) {
 			t.Helper()
 			if _, err := onItsWay.ExecContext(t.Context(), query, LockName(name)); err != nil {

@@ -18,6 +18,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -111,7 +112,7 @@ func withoutTLS(t *testing.T, server string) string {
 		const threadID, authData, filler = 4, 8, 1
 		const ssl = 1 << 11
 		greeting[1+version+threadID+authData+filler+1] &^= ssl >> 8
-		if _, err := client.Write(append(head, greeting...)); err != nil {
+		if _, err := client.Write(slices.Concat(head, greeting)); err != nil {
 			return
 		}
 		go func() {
