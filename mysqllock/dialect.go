@@ -247,9 +247,14 @@ func (d *dialect) setReaders(n int) {
 	for i := range max(n, readingSessions) {
 		d.marks = append(d.marks, readingName(i))
 	}
-	// One function of many costs less than many additions: the server prepares each
-	// for each execution.
-	d.unread = "LEAST(IS_FREE_LOCK('" + strings.Join(d.marks, "'),IS_FREE_LOCK('") + "'))"
+	d.unread = allFree(d.marks)
+}
+
+// allFree returns the SQL of whether none of the names, at least two of this
+// package's own, is held. One function of many costs less than many additions: the
+// server prepares each for each execution.
+func allFree(names []string) string {
+	return "LEAST(IS_FREE_LOCK('" + strings.Join(names, "'),IS_FREE_LOCK('") + "'))"
 }
 
 // readingKey is what this process claims for the mark that it has.

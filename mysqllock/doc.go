@@ -100,6 +100,10 @@
 // anything at all.
 // While anybody reads something, exclusive locks take longer.
 //
+// A reader that has waited has the lock itself for a moment, on the way to its
+// place. A single try of another reader that meets it looks again for 10 ms; where
+// the server is far or slow it may be refused although nobody writes.
+//
 // A connection that has served for locks is closed when it is not needed any
 // more, and never goes back to the pool. Of a pool with a limit the backend takes
 // half at most; of a pool of one it takes the one, and the application gets none

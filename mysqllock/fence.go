@@ -59,7 +59,7 @@ func (b *Backend) count(ctx context.Context, h *hold, m driver.Mode) (uint64, er
 	if b.dialect.fence == "" {
 		return 0, nil
 	}
-	st := dbsession.Step{Verb: doCount, Key: h.fence, Arg: describe(h.owner)}
+	st := dbsession.Step{Verb: doCount, Key: h.fence, Arg: describe(h.session.Identity().Mark, h.owner)}
 	if m == driver.Exclusive {
 		st.Verb = doCountOwn
 	}
@@ -154,9 +154,11 @@ func (d *dialect) countOwn(c *dbsession.Conn, steps []*dbsession.Step) error {
 	return nil
 }
 
-// describe returns the owner as text for the table.
-func describe(o driver.Owner) string {
-	s := fmt.Sprintf("%s pid %d, %s", o.Host, o.PID, o.Program)
+// describe returns the owner as text for the table. It begins with the mark of the
+// session that holds the lock: the row stays when the lock has gone on to somebody
+// who counts nothing.
+func describe(mark string, o driver.Owner) string {
+	s := fmt.Sprintf("%s %s pid %d, %s", mark, o.Host, o.PID, o.Program)
 	if o.Note != "" {
 		s += ": " + o.Note
 	}

@@ -21,9 +21,10 @@ const permitsAtOnce = 256
 
 // Holders implements [driver.Inspector]. Of its own holdings the backend knows
 // all. Of others the server tells host and user, if the account may see them
-// (privilege PROCESS for those of other accounts), the program from the
-// connection's attributes, if there is a performance_schema, and the fence table
-// who was given the last token, when.
+// (privilege PROCESS for those of other accounts), and program and process number
+// from the connection's attributes, if there is a performance_schema. If it is who
+// was given the last token that holds the lock, the fence table tells who that is,
+// since when, and the token.
 func (b *Backend) Holders(ctx context.Context, resource string, mode driver.Mode) ([]driver.Holder, error) {
 	if b.bad != nil {
 		return nil, b.bad
@@ -66,7 +67,7 @@ func (b *Backend) Holders(ctx context.Context, resource string, mode driver.Mode
 			c.Mode = m
 			own = []driver.Holder{c}
 			if m == driver.Exclusive {
-				b.fromFence(ctx, n, &own[0])
+				b.fromFence(ctx, n, h.id, &own[0])
 			}
 		}
 		holders = append(holders, own...)
@@ -140,38 +141,52 @@ func (b *Backend) clients(ctx context.Context, held []heldName) map[int64]driver
 			o.Note += " of " + dbsession.Text(row[2])
 		})
 	})
-	_ = b.pool.Query(ctx, "SELECT PROCESSLIST_ID, ATTR_NAME, ATTR_VALUE FROM performance_schema.session_connect_attrs"+
-		" WHERE PROCESSLIST_ID IN ("+list+") AND ATTR_NAME IN ('program_name', '_pid')", func(row []sqldriver.Value) {
-		change(dbsession.Text(row[0]), func(o *driver.Owner) {
-			if dbsession.Text(row[1]) == "_pid" {
-				o.PID, _ = strconv.Atoi(dbsession.Text(row[2]))
-			} else {
-				o.Program = dbsession.Text(row[2])
-			}
+	// The first of these tables shows every account its own connections.
+	for _, table := range []string{"session_account_connect_attrs", "session_connect_attrs"} {
+		_ = b.pool.Query(ctx, "SELECT PROCESSLIST_ID, ATTR_NAME, ATTR_VALUE FROM performance_schema."+table+
+			" WHERE PROCESSLIST_ID IN ("+list+") AND ATTR_NAME IN ('program_name', '_pid')", func(row []sqldriver.Value) {
+			change(dbsession.Text(row[0]), func(o *driver.Owner) {
+				if dbsession.Text(row[1]) == "_pid" {
+					o.PID, _ = strconv.Atoi(dbsession.Text(row[2]))
+				} else {
+					o.Program = dbsession.Text(row[2])
+				}
+			})
 		})
-	})
+	}
 	return clients
 }
 
-var ownerText = regexp.MustCompile(`^(\S*) pid (\d+), ([^:]*)(?:: (.*))?$`)
+var ownerText = regexp.MustCompile(`^(\S+) (\S*) pid (\d+), ([^:]*)(?:: (.*))?$`)
 
-// fromFence adds who was given the last token.
-func (b *Backend) fromFence(ctx context.Context, n names, h *driver.Holder) {
+// fromFence adds who was given the last token, if that is the connection id.
+func (b *Backend) fromFence(ctx context.Context, n names, id int64, h *driver.Holder) {
 	if b.dialect.fence == "" {
 		return
 	}
+	var mark string
+	last := *h
 	// An error is the table that isn't there yet.
 	_ = b.pool.Query(ctx, "SELECT owner, UNIX_TIMESTAMP(since)*1000000, token FROM "+b.dialect.fence+
 		" WHERE name = CAST("+literal(n.fence(driver.Exclusive))+" AS BINARY)", func(row []sqldriver.Value) {
-		if m := ownerText.FindStringSubmatch(dbsession.Text(row[0])); m != nil {
-			h.Owner.Host, h.Owner.Program, h.Owner.Note = m[1], m[3], m[4]
-			h.Owner.PID, _ = strconv.Atoi(m[2])
+		m := ownerText.FindStringSubmatch(dbsession.Text(row[0]))
+		if m == nil {
+			return
 		}
+		mark, last.Owner.Host, last.Owner.Program, last.Owner.Note = m[1], m[2], m[4], m[5]
+		last.Owner.PID, _ = strconv.Atoi(m[3])
 		if micros, err := strconv.ParseFloat(dbsession.Text(row[1]), 64); err == nil {
-			h.Since = time.UnixMicro(int64(micros))
+			last.Since = time.UnixMicro(int64(micros))
 		}
-		h.Token, _ = strconv.ParseUint(dbsession.Text(row[2]), 10, 64)
+		last.Token, _ = strconv.ParseUint(dbsession.Text(row[2]), 10, 64)
 	})
+	if mark == "" {
+		return
+	}
+	// The number of a connection may come again, its mark doesn't.
+	if has, err := b.whoHas(ctx, []string{mark}); err == nil && len(has) == 1 && has[0].id == id {
+		*h = last
+	}
 }
 
 var _ driver.Inspector = (*Backend)(nil)

@@ -277,8 +277,13 @@ func (a *attempt) shared(ctx context.Context) (*hold, error) {
 
 func (a *attempt) sharedOn(ctx context.Context, s *share) (*hold, error) {
 	h, err := a.enterShare(ctx, s, false)
-	if a.r.Wait == 0 || !errors.Is(err, driver.ErrHeld) {
+	switch {
+	case !errors.Is(err, driver.ErrHeld):
 		return h, err
+	case a.r.Wait == 0 && a.r.Queue: // it will be asked again
+		return nil, err
+	case a.r.Wait == 0:
+		return a.sharedAgain(ctx, s)
 	}
 	// Wait among those who want the lock itself, and take the place while having
 	// it.
@@ -297,6 +302,27 @@ func (a *attempt) sharedOn(ctx context.Context, s *share) (*hold, error) {
 	if given := a.b.give(context.Background(), on, claim, a.names.lock); given != nil && !errors.Is(given, driver.ErrLost) {
 		on.Abandon()
 	}
+	return h, err
+}
+
+// onItsWay is about how long a reader that has waited has the lock itself.
+const onItsWay = 10 * time.Millisecond
+
+// sharedAgain is for a try that was refused. It may have met a reader on its way to
+// its place, and such a one is gone in a moment.
+func (a *attempt) sharedAgain(ctx context.Context, s *share) (h *hold, err error) {
+	end := time.Now().Add(onItsWay)
+	err = dbsession.Poll(ctx, func() time.Duration { return time.Until(end) }, func() (bool, error) {
+		st := dbsession.Step{Verb: doLookFree, Key: a.names.lock}
+		if _, err := a.do(ctx, &st); err != nil || st.Result != 1 {
+			return false, err
+		}
+		h, err = a.enterShare(ctx, s, false)
+		if errors.Is(err, driver.ErrHeld) {
+			return false, nil
+		}
+		return err == nil, err
+	})
 	return h, err
 }
 
@@ -451,11 +477,21 @@ func (a *attempt) permit(ctx context.Context) (*hold, error) {
 		return nil, err
 	}
 	var h *hold
+	pinged := time.Now()
 	err = dbsession.Poll(ctx, a.left, func() (bool, error) {
-		if s.Dead() {
-			return false, driver.ErrHeld
-		}
 		var err error
+		if time.Since(pinged) >= a.b.opt.Heartbeat {
+			// Nobody else asks anything of a session that has the gate only, and the
+			// server would end it.
+			pinged = time.Now()
+			err = a.b.pool.DoOn(ctx, s, &dbsession.Step{Verb: dbsession.Ping})
+		}
+		switch {
+		case s.Dead():
+			return false, driver.ErrHeld
+		case err != nil:
+			return false, err
+		}
 		h, err = a.anyPermit(ctx, false)
 		if errors.Is(err, driver.ErrHeld) {
 			return false, nil

@@ -53,6 +53,9 @@ type Options struct {
 	CreateFenceTable bool
 }
 
+// maxReaders is the largest value of [Options.Readers].
+const maxReaders = 64
+
 func (o *Options) withDefaults() (Options, error) {
 	var full Options
 	if o != nil {
@@ -77,8 +80,8 @@ func (o *Options) withDefaults() (Options, error) {
 	switch {
 	case full.MaxSessions < 0:
 		return full, fmt.Errorf("negative Options.MaxSessions: %d", full.MaxSessions)
-	case full.Readers > 64:
-		return full, fmt.Errorf("Options.Readers of %d: at most 64", full.Readers)
+	case full.Readers > maxReaders:
+		return full, fmt.Errorf("Options.Readers of %d: at most %d", full.Readers, maxReaders)
 	case full.Heartbeat < 100*time.Millisecond:
 		return full, fmt.Errorf("Options.Heartbeat of %v: at least 100ms", full.Heartbeat)
 	case full.IdleTimeout < 0:
@@ -117,6 +120,10 @@ type Backend struct {
 // New returns a backend that takes its connections from db, which stays the
 // caller's to close, after the backend. It does no I/O; invalid options are
 // reported by the first Acquire.
+//
+// Leave readTimeout out of db's DSN: it breaks the connection of who waits for
+// longer than that, and he waits anew, behind all others. A server that doesn't
+// answer is noticed without it.
 func New(db *sql.DB, o *Options) *Backend { return newBackend(db, o, nil) }
 
 func newBackend(db *sql.DB, o *Options, connect func(context.Context) (*sql.Conn, func(), error)) *Backend {

@@ -19,11 +19,16 @@ import (
 // exclusive locks only, without tokens. Conn stays the caller's to close, after
 // the backend.
 //
+// Resources have the names that [LockName] gives them: who shares them with a
+// backend that has [Options.Prefix] puts that before them himself. Readers of [New]
+// and [Open] exclude it, however many places [Options.Readers] gives them.
+//
 // A statement on the connection is never canceled, since that would close it: a
 // waiter asks again and again, with timeout 0, and so has no place in the
-// server's queue. What the connection holds already, taken through this backend
-// or in another way, is as held as anything else, and is never released by a
-// failed or canceled wait.
+// server's queue. If only readers are left he keeps the lock and asks until they
+// have gone, so that no new ones get in. What the connection holds already, taken
+// through this backend or in another way, is as held as anything else, and is never
+// released by a failed or canceled wait.
 //
 // Each call waits while a statement of the caller's runs. Close rows before: an
 // Acquire or Release in the middle of an answer fails and has done nothing where
@@ -47,7 +52,7 @@ type ConnBackend struct {
 	mu     sync.Mutex
 	closed bool
 	judged bool
-	mine   map[string]bool // what this backend has taken
+	mine   map[string]bool // what this backend has taken, granted or not yet
 }
 
 // Info implements [driver.Backend].
@@ -79,54 +84,104 @@ func (b *ConnBackend) Acquire(ctx context.Context, r driver.Request) (driver.Gra
 	if ctx.Err() != nil {
 		return driver.Grant{}, context.Cause(ctx)
 	}
-	g := &connHold{b: b, name: LockName(r.Resource)}
-	sent := time.Now()
-	type answer struct{ err error }
+	var deadline time.Time
+	if r.Wait > 0 && r.Wait < driver.Forever {
+		deadline = time.Now().Add(r.Wait)
+	}
+	h := &connHold{b: b, name: LockName(r.Resource), free: allFree(namesOf(r.Resource).slots(maxReaders))}
+	type answer struct {
+		sent time.Time
+		err  error
+	}
 	answered := make(chan answer, 1)
-	go func() { answered <- answer{b.take(g.name)} }()
+	go func() {
+		sent, err := h.take(ctx, r.Wait, deadline)
+		answered <- answer{sent, err}
+	}()
 	select {
 	case a := <-answered:
 		if a.err != nil {
 			return driver.Grant{}, a.err
 		}
-		return driver.Grant{Hold: g, Session: b.session, Sent: sent}, nil
+		return driver.Grant{Hold: h, Session: b.session, Sent: a.sent}, nil
 	case <-ctx.Done():
 		// The statement goes on; what comes of it is given back.
 		go func() {
 			if a := <-answered; a.err == nil {
-				_ = g.Release(context.Background()) // it fails only with the connection
+				h.giveBack()
 			}
 		}()
 		return driver.Grant{}, context.Cause(ctx)
 	}
 }
 
-// take tries to take the name once.
-func (b *ConnBackend) take(name string) error {
+// take takes the name if it is free and has no readers. Given time, it waits until
+// those have gone, with the name taken.
+func (h *connHold) take(ctx context.Context, wait time.Duration, deadline time.Time) (sent time.Time, err error) {
+	name := literal(h.name)
+	mine := "IS_USED_LOCK(" + name + ")<=>CONNECTION_ID()"
+	read := "2"
+	if wait == 0 {
+		read = "RELEASE_LOCK(" + name + ")-1"
+	}
+	sent = time.Now()
+	got, err := h.ask("SELECT IF(" + mine + ",0,IF(GET_LOCK(" + name + ",0),IF(" + h.free + ",1," + read + "),0))")
+	switch {
+	case err != nil:
+		return sent, err
+	case got == 1:
+		return sent, nil
+	case got != 2:
+		return sent, driver.ErrHeld
+	}
+	left := func() time.Duration {
+		if deadline.IsZero() {
+			return wait
+		}
+		return time.Until(deadline)
+	}
+	err = dbsession.Poll(ctx, left, func() (bool, error) {
+		sent = time.Now()
+		got, err := h.ask("SELECT IF(" + mine + "," + h.free + ",-1)")
+		if got < 0 { // the caller has released all that his connection held
+			err = driver.ErrHeld
+		}
+		return got == 1, err
+	})
+	if err != nil {
+		h.giveBack()
+	}
+	return sent, err
+}
+
+// ask returns the number that a query results in. If that is positive, the
+// connection has the name.
+func (h *connHold) ask(query string) (int64, error) {
+	b := h.b
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed {
-		return errConnClosed
+		return 0, errConnClosed
 	}
 	if !b.judged {
 		if err := b.judge(); errors.Is(err, sql.ErrConnDone) {
-			return errConnDone
+			return 0, errConnDone
 		} else if err != nil {
-			return err
+			return 0, err
 		}
 		b.judged = true
 	}
-	got, err := b.session.ask("SELECT IF(IS_USED_LOCK(" + literal(name) + ")<=>CONNECTION_ID(),0,GET_LOCK(" + literal(name) + ",0))")
+	got, err := b.session.ask(query)
 	switch {
 	case errors.Is(err, sql.ErrConnDone):
-		return errConnDone
+		return 0, errConnDone
 	case err != nil:
-		return explain(err)
-	case got != 1:
-		return driver.ErrHeld
+		return 0, explain(err)
 	}
-	b.mine[name] = true
-	return nil
+	if got > 0 {
+		b.mine[h.name] = true
+	}
+	return got, nil
 }
 
 // judge looks whether the server can be used.
@@ -153,6 +208,7 @@ func (b *ConnBackend) release(name string) error {
 type connHold struct {
 	b    *ConnBackend
 	name string
+	free string // SQL: is 1 if it has no readers
 
 	done   bool // guarded by ConnBackend.mu
 	result error
@@ -171,6 +227,14 @@ func (h *connHold) Release(context.Context) error {
 		delete(h.b.mine, h.name)
 	}
 	return err
+}
+
+// giveBack releases what isn't to be granted, as soon as no rows of the caller's
+// are open.
+func (h *connHold) giveBack() {
+	if err := h.Release(context.Background()); errors.Is(err, errRows) {
+		time.AfterFunc(50*time.Millisecond, h.giveBack)
+	}
 }
 
 // connSession is the caller's connection.

@@ -45,11 +45,40 @@ func TestMain(m *testing.M) {
 	code := m.Run()
 	for _, s := range servers {
 		s.stop(syscall.SIGKILL)
+		if s.admin != nil {
+			s.admin.Close()
+		}
 		if s.dir != "" {
 			os.RemoveAll(s.dir)
 		}
 	}
+	if code == 0 {
+		if left := leftGoroutines(); left != "" {
+			fmt.Fprintf(os.Stderr, "goroutines are left after the tests:\n\n%s\n", left)
+			code = 1
+		}
+	}
 	os.Exit(code)
+}
+
+// leftGoroutines returns the stacks of those of this package and of what it
+// uses.
+func leftGoroutines() string {
+	var left []string
+	room := make([]byte, 4<<20)
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		stacks := room[:runtime.Stack(room, true)]
+		left = left[:0]
+		for i, stack := range strings.Split(string(stacks), "\n\n") {
+			if i > 0 && (strings.Contains(stack, "distlock/") || strings.Contains(stack, "go-sql-driver")) {
+				left = append(left, stack)
+			}
+		}
+		if len(left) == 0 {
+			return ""
+		}
+	}
+	return strings.Join(left, "\n\n")
 }
 
 // A testServer is a real server, started when it is needed first.
@@ -194,7 +223,7 @@ func run(dir, name string, args ...string) error {
 	return nil
 }
 
-// prepare makes the private directory and picks a port.
+// prepare makes the private directory and the certificates, and picks a port.
 func (s *testServer) prepare() error {
 	dir, err := os.MkdirTemp("", "distlock-"+s.name+"-")
 	if err != nil {
@@ -206,7 +235,7 @@ func (s *testServer) prepare() error {
 		return err
 	}
 	s.addr = l.Addr().String()
-	return l.Close()
+	return errors.Join(l.Close(), makeCertificates(dir))
 }
 
 // flags are those that both servers are started with.
@@ -218,6 +247,7 @@ func (s *testServer) flags() []string {
 		"--max-connections=2000", "--innodb-buffer-pool-size=32M", "--skip-log-bin", "--log-error=" + filepath.Join(s.dir, "log"),
 		"--innodb-flush-log-at-trx-commit=2", "--skip-innodb-doublewrite", // they needn't survive a power cut
 		"--init-file=" + filepath.Join(s.dir, "init.sql"), "--wait-timeout=60",
+		"--ssl-ca=" + filepath.Join(s.dir, caFile), "--ssl-cert=" + filepath.Join(s.dir, serverFile), "--ssl-key=" + filepath.Join(s.dir, serverFile),
 	}
 }
 

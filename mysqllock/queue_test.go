@@ -1,0 +1,71 @@
+//go:build unix
+
+package mysqllock
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Who waits at the server does so in one statement, however long and whatever
+// limits the server sets, and so keeps his place in its queue.
+func TestP18_WaitersAreGrantedInTheirOrder(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		s.alone.Lock() // waiters are counted, and the server is changed
+		defer s.alone.Unlock()
+		limit, value := "max_execution_time", 1000
+		if s.number(t, "SELECT VERSION() LIKE '%MariaDB%'") == 1 {
+			limit, value = "max_statement_time", 1
+		}
+		defer s.exec(t, fmt.Sprintf("SET GLOBAL %s = 0", limit))
+		for _, value := range []int{0, value} {
+			s.exec(t, fmt.Sprintf("SET GLOBAL %s = %d", limit, value))
+			name := strings.ToLower(t.Name())
+			holder, _ := s.locker(t, s.addr, nil)
+			held := mustAcquire(t, holder, name)
+			before := s.waiters(t)
+			type grant struct {
+				i   int
+				err error
+			}
+			const waiters = 3
+			order, released := make(chan grant, waiters), make(chan error, waiters)
+			var sessions []string
+			for i := range waiters {
+				l, _ := s.locker(t, s.addr, nil)
+				go func() {
+					k, err := l.Acquire(context.Background(), name)
+					order <- grant{i, err}
+					if err == nil {
+						err = k.Release()
+					}
+					released <- err
+				}()
+				eventually(t, 20*time.Second, "it waits at the server", func() bool { return s.waiters(t) == before+i+1 })
+				query := "SELECT MAX(ID) FROM information_schema.PROCESSLIST WHERE USER = ? AND STATE = 'User lock'"
+				if i > 0 {
+					query += " AND ID NOT IN (" + strings.Join(sessions, ",") + ")"
+				}
+				sessions = append(sessions, fmt.Sprint(s.number(t, query, s.user)))
+			}
+			eventually(t, 60*time.Second, "each has been for two seconds in the same statement", func() bool {
+				return s.number(t, "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE ID IN ("+strings.Join(sessions, ",")+")"+
+					" AND STATE = 'User lock' AND TIME >= 2") == len(sessions)
+			})
+			if err := held.Release(); err != nil {
+				t.Error(err)
+			}
+			for i := range waiters {
+				if got := <-order; got.i != i || got.err != nil {
+					t.Errorf("%d was granted as number %d: %v", got.i, i, got.err)
+				}
+				if err := <-released; err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	})
+}
