@@ -7,6 +7,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/url"
 	"os"
@@ -194,19 +195,25 @@ func run(dir, name string, args ...string) error {
 	return nil
 }
 
-// prepare makes the private directory and picks a port.
-func (s *testServer) prepare() error {
-	dir, err := os.MkdirTemp("", "distlock-"+s.name+"-")
-	if err != nil {
+// prepare makes the private directory and picks a port: an even one or an odd one,
+// and none that the system gives away by itself, or somebody could have it while
+// the server is made ready, or restarted.
+func (s *testServer) prepare() (err error) {
+	if s.dir, err = os.MkdirTemp("", "distlock-"+s.name+"-"); err != nil {
 		return err
 	}
-	s.dir = dir
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return err
+	for range 100 {
+		port := 12000 + 2*rand.IntN(9000)
+		if s.name == "mysql9" {
+			port++
+		}
+		s.addr = fmt.Sprintf("127.0.0.1:%d", port)
+		var l net.Listener
+		if l, err = net.Listen("tcp", s.addr); err == nil {
+			return l.Close()
+		}
 	}
-	s.addr = l.Addr().String()
-	return l.Close()
+	return err
 }
 
 // flags are those that both servers are started with.
@@ -217,7 +224,7 @@ func (s *testServer) flags() []string {
 		"--port=" + port, "--bind-address=127.0.0.1", "--pid-file=" + filepath.Join(s.dir, "pid"),
 		"--max-connections=2000", "--innodb-buffer-pool-size=32M", "--skip-log-bin", "--log-error=" + filepath.Join(s.dir, "log"),
 		"--innodb-flush-log-at-trx-commit=2", "--skip-innodb-doublewrite", // they needn't survive a power cut
-		"--init-file=" + filepath.Join(s.dir, "init.sql"), "--wait-timeout=60",
+		"--init-file=" + filepath.Join(s.dir, "init.sql"), "--wait-timeout=60", "--connect-timeout=60",
 	}
 }
 
@@ -249,7 +256,7 @@ func (s *testServer) start() error {
 	if err := <-started; err != nil {
 		return err
 	}
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for {
 		err := s.admin.Ping()
 		if err == nil {
@@ -274,7 +281,7 @@ func (s *testServer) stop(sig syscall.Signal) {
 	s.cmd.Process.Signal(sig)
 	select {
 	case <-s.done:
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		s.cmd.Process.Kill()
 		<-s.done
 	}
