@@ -26,6 +26,7 @@ const (
 type server struct {
 	mu      sync.Mutex
 	trip    func(s *session, steps []*Step) error // on the way back, if not nil
+	setUp   time.Duration                         // what Setup takes
 	last    int64
 	open    map[int64]*session
 	holders map[string]map[int64]int
@@ -131,8 +132,16 @@ func (v *server) sessions() int {
 	return len(v.open)
 }
 
-func (v *server) Setup(_ context.Context, c *Conn, mark string, _ *Identity) (int64, error) {
+func (v *server) Setup(ctx context.Context, c *Conn, mark string, _ *Identity) (int64, error) {
 	s := c.conn.(*conn).session
+	v.mu.Lock()
+	takes := v.setUp
+	v.mu.Unlock()
+	select {
+	case <-time.After(takes):
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
 	v.do(s, &Step{Verb: get, Key: mark})
 	return s.id, nil
 }
@@ -526,6 +535,43 @@ func TestP07_CanceledWaitLeavesNothing(t *testing.T) {
 		synctest.Wait()
 		if v.held("a") != 0 || v.held("mine") != 1 {
 			t.Errorf("a: %d, mine: %d", v.held("a"), v.held("mine"))
+		}
+	})
+}
+
+// A server that is too slow for one more session to wait on is asked over the one
+// that there is: the wait goes on.
+func TestP03_SlowSetupFailsNoWait(t *testing.T) {
+	inBubble(t, Options{}, func(t *testing.T, v *server, p *Pool) {
+		take(t, p, "mine")
+		stranger, _ := v.Connect(t.Context())
+		v.do(stranger.(*conn).session, &Step{Verb: get, Key: "a"})
+		v.mu.Lock()
+		v.setUp = waitConnectTimeout + time.Second
+		v.mu.Unlock()
+		c, err := p.Claim(t.Context(), "a", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.AfterFunc(time.Minute, func() { stranger.Close() })
+		st := &Step{Verb: get, Key: "a", Cleanup: c.Free}
+		s, err := p.Wait(t.Context(), st, time.Hour)
+		if err != nil || st.Result != 1 || !c.Bind(s) {
+			t.Errorf("%d, %v", st.Result, err)
+			return
+		}
+		give(t, p, c, s)
+	})
+}
+
+// The error of a session that couldn't be made in time isn't taken for that of the
+// caller's context.
+func TestP03_SlowSetupIsNoContextsError(t *testing.T) {
+	inBubble(t, Options{}, func(t *testing.T, v *server, p *Pool) {
+		v.setUp = connectTimeout + time.Second
+		_, err := p.Do(t.Context(), &Step{Verb: Ping})
+		if !errors.Is(err, errSilent) || errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("error %v", err)
 		}
 	})
 }
