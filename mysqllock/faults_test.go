@@ -139,7 +139,12 @@ func TestKilledWaiter(t *testing.T) {
 		var killed waiting
 		again := func() (now waiting) {
 			eventually(t, "it waits at the server, with a new statement", func() bool {
-				// It tells how much of the time is left.
+				select {
+				case err := <-got:
+					t.Fatalf("the waiter ended: %v", err)
+				default:
+				}
+				// The statement tells how much of the time is left.
 				all := s.waiters(t, name)
 				if len(all) == 1 {
 					now = all[0]
@@ -153,11 +158,6 @@ func TestKilledWaiter(t *testing.T) {
 			s.exec(t, fmt.Sprintf("KILL %s %d", what, killed.id))
 		}
 		again()
-		select {
-		case err := <-got:
-			t.Fatalf("the waiter ended: %v", err)
-		default:
-		}
 		if err := held.Release(); err != nil {
 			t.Fatal(err)
 		}
