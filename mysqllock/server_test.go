@@ -202,6 +202,9 @@ func (s *testServer) prepare() (err error) {
 	if s.dir, err = os.MkdirTemp("", "distlock-"+s.name+"-"); err != nil {
 		return err
 	}
+	if err = os.Mkdir(s.tmp(), 0o700); err != nil {
+		return err
+	}
 	for range 100 {
 		port := 12000 + 2*rand.IntN(9000)
 		if s.name == "mysql9" {
@@ -216,13 +219,18 @@ func (s *testServer) prepare() (err error) {
 	return err
 }
 
+// tmp is for temporary tables: a server that starts removes those of others.
+func (s *testServer) tmp() string { return filepath.Join(s.dir, "tmp") }
+
+func (s *testServer) log() string { return filepath.Join(s.dir, "log.err") }
+
 // flags are those that both servers are started with.
 func (s *testServer) flags() []string {
 	_, port, _ := net.SplitHostPort(s.addr)
 	return []string{
-		"--datadir=" + filepath.Join(s.dir, "data"), "--user=" + userName(), "--socket=" + filepath.Join(s.dir, "s"),
+		"--datadir=" + filepath.Join(s.dir, "data"), "--tmpdir=" + s.tmp(), "--user=" + userName(), "--socket=" + filepath.Join(s.dir, "s"),
 		"--port=" + port, "--bind-address=127.0.0.1", "--pid-file=" + filepath.Join(s.dir, "pid"),
-		"--max-connections=2000", "--innodb-buffer-pool-size=32M", "--skip-log-bin", "--log-error=" + filepath.Join(s.dir, "log"),
+		"--max-connections=2000", "--innodb-buffer-pool-size=32M", "--skip-log-bin", "--log-error=" + s.log(),
 		"--innodb-flush-log-at-trx-commit=2", "--skip-innodb-doublewrite", // they needn't survive a power cut
 		"--init-file=" + filepath.Join(s.dir, "init.sql"), "--wait-timeout=60", "--connect-timeout=60",
 	}
@@ -264,7 +272,7 @@ func (s *testServer) start() error {
 		}
 		select {
 		case <-done:
-			log, _ := os.ReadFile(filepath.Join(s.dir, "log"))
+			log, _ := os.ReadFile(s.log())
 			return fmt.Errorf("the server ended: %s", log[max(0, len(log)-1000):])
 		case <-time.After(50 * time.Millisecond):
 		}
@@ -337,7 +345,7 @@ func setUpMariaDB(s *testServer) error {
 			return err
 		}
 		err = run(s.dir, lookUp("mariadb-install-db"), "--no-defaults", "--datadir="+data,
-			"--auth-root-authentication-method=normal", "--skip-test-db", "--user="+userName())
+			"--auth-root-authentication-method=normal", "--skip-test-db", "--user="+userName(), "--tmpdir="+s.tmp())
 		if err == nil {
 			break
 		}
