@@ -40,13 +40,13 @@ func TestGateIsKept(t *testing.T) {
 			// Who waited for the gate has it on the session that he waited on.
 			giveUp, stop := context.WithCancel(ctx)
 			wait(giveUp, first)
-			eventually(t, 20*time.Second, "the first has the gate", func() bool { return !s.free(t, gate) })
+			eventually(t, "the first has the gate", func() bool { return !s.free(t, gate) })
 			before := s.number(t, "SELECT IS_USED_LOCK(?)", gate)
 			wait(ctx, second)
-			eventually(t, 20*time.Second, "the second waits for it", func() bool { return s.waiters(t) == 1 })
+			eventually(t, "the second waits for it", func() bool { return len(s.waiters(t, "")) == 1 })
 			stop()
 			id := 0
-			eventually(t, 20*time.Second, "the second has the gate", func() bool {
+			eventually(t, "the second has the gate", func() bool {
 				id = s.number(t, "SELECT IS_USED_LOCK(?)", gate)
 				return id != 0 && id != before
 			})

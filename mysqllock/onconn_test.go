@@ -63,7 +63,7 @@ func TestP23_OnConnBesideReaders(t *testing.T) {
 		if _, err := l.Acquire(t.Context(), name, distlock.Timeout(timeout)); !errors.Is(err, distlock.ErrNotAcquired) || time.Since(start) < timeout {
 			t.Fatalf("a wait beside a reader, after %v: %v", time.Since(start), err)
 		}
-		eventually(t, 20*time.Second, "a wait that is over left nothing", func() bool { return s.free(t, name) })
+		eventually(t, "a wait that is over left nothing", func() bool { return s.free(t, name) })
 
 		wait := func(ctx context.Context, b *ConnBackend, l *distlock.Locker) <-chan error {
 			got := make(chan error, 1)
@@ -74,7 +74,7 @@ func TestP23_OnConnBesideReaders(t *testing.T) {
 				}
 				got <- err
 			}()
-			eventually(t, 20*time.Second, "it has the lock and waits for the reader", func() bool { return b.has(name) })
+			eventually(t, "it has the lock and waits for the reader", func() bool { return b.has(name) })
 			return got
 		}
 		ctx, cancel := context.WithCancel(t.Context())
@@ -86,7 +86,7 @@ func TestP23_OnConnBesideReaders(t *testing.T) {
 		if err := <-got; !errors.Is(err, context.Canceled) {
 			t.Errorf("a canceled wait: %v", err)
 		}
-		eventually(t, 20*time.Second, "a canceled wait left nothing", func() bool { return s.free(t, name) })
+		eventually(t, "a canceled wait left nothing", func() bool { return s.free(t, name) })
 		mustAcquire(t, others, name, distlock.Shared()).Release()
 
 		_, itsBackend, closing := s.onConn(t)
@@ -97,7 +97,7 @@ func TestP23_OnConnBesideReaders(t *testing.T) {
 		if err := <-got; !errors.Is(err, distlock.ErrClosed) {
 			t.Errorf("a wait until Close: %v", err)
 		}
-		eventually(t, 20*time.Second, "Close left nothing", func() bool { return s.free(t, name) })
+		eventually(t, "Close left nothing", func() bool { return s.free(t, name) })
 
 		// Rows of the caller's are open when it is to be given back.
 		got = wait(t.Context(), b, l)
@@ -118,7 +118,7 @@ func TestP23_OnConnBesideReaders(t *testing.T) {
 		if err := rows.Err(); err != nil {
 			t.Error(err)
 		}
-		eventually(t, 20*time.Second, "it is given back after the rows", func() bool { return s.free(t, name) })
+		eventually(t, "it is given back after the rows", func() bool { return s.free(t, name) })
 
 		var left atomic.Bool
 		granted := make(chan error, 1)
@@ -132,7 +132,7 @@ func TestP23_OnConnBesideReaders(t *testing.T) {
 			}
 			granted <- err
 		}()
-		eventually(t, 20*time.Second, "it has the lock and waits for the reader", func() bool { return b.has(name) })
+		eventually(t, "it has the lock and waits for the reader", func() bool { return b.has(name) })
 		left.Store(true)
 		if err := read.Release(); err != nil {
 			t.Error(err)

@@ -7,6 +7,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/url"
 	"os"
@@ -223,30 +224,44 @@ func run(dir, name string, args ...string) error {
 	return nil
 }
 
-// prepare makes the private directory and the certificates, and picks a port.
-func (s *testServer) prepare() error {
-	dir, err := os.MkdirTemp("", "distlock-"+s.name+"-")
-	if err != nil {
+// prepare makes the private directory and picks a port: an even one or an odd one,
+// and none that the system gives away by itself, or somebody could have it while
+// the server is made ready, or restarted.
+func (s *testServer) prepare() (err error) {
+	if s.dir, err = os.MkdirTemp("", "distlock-"+s.name+"-"); err != nil {
 		return err
 	}
-	s.dir = dir
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
+	if err = os.Mkdir(s.tmp(), 0o700); err != nil {
 		return err
 	}
-	s.addr = l.Addr().String()
-	return errors.Join(l.Close(), makeCertificates(dir))
+	for range 100 {
+		port := 12000 + 2*rand.IntN(9000)
+		if s.name == "mysql9" {
+			port++
+		}
+		s.addr = fmt.Sprintf("127.0.0.1:%d", port)
+		var l net.Listener
+		if l, err = net.Listen("tcp", s.addr); err == nil {
+			return errors.Join(l.Close(), makeCertificates(s.dir))
+		}
+	}
+	return err
 }
+
+// tmp is for temporary tables: a server that starts removes those of others.
+func (s *testServer) tmp() string { return filepath.Join(s.dir, "tmp") }
+
+func (s *testServer) log() string { return filepath.Join(s.dir, "log.err") }
 
 // flags are those that both servers are started with.
 func (s *testServer) flags() []string {
 	_, port, _ := net.SplitHostPort(s.addr)
 	return []string{
-		"--datadir=" + filepath.Join(s.dir, "data"), "--user=" + userName(), "--socket=" + filepath.Join(s.dir, "s"),
+		"--datadir=" + filepath.Join(s.dir, "data"), "--tmpdir=" + s.tmp(), "--user=" + userName(), "--socket=" + filepath.Join(s.dir, "s"),
 		"--port=" + port, "--bind-address=127.0.0.1", "--pid-file=" + filepath.Join(s.dir, "pid"),
-		"--max-connections=2000", "--innodb-buffer-pool-size=32M", "--skip-log-bin", "--log-error=" + filepath.Join(s.dir, "log"),
+		"--max-connections=2000", "--innodb-buffer-pool-size=32M", "--skip-log-bin", "--log-error=" + s.log(),
 		"--innodb-flush-log-at-trx-commit=2", "--skip-innodb-doublewrite", // they needn't survive a power cut
-		"--init-file=" + filepath.Join(s.dir, "init.sql"), "--wait-timeout=60",
+		"--init-file=" + filepath.Join(s.dir, "init.sql"), "--wait-timeout=60", "--connect-timeout=60",
 		"--ssl-ca=" + filepath.Join(s.dir, caFile), "--ssl-cert=" + filepath.Join(s.dir, serverFile), "--ssl-key=" + filepath.Join(s.dir, serverFile),
 	}
 }
@@ -279,7 +294,7 @@ func (s *testServer) start() error {
 	if err := <-started; err != nil {
 		return err
 	}
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for {
 		err := s.admin.Ping()
 		if err == nil {
@@ -287,7 +302,7 @@ func (s *testServer) start() error {
 		}
 		select {
 		case <-done:
-			log, _ := os.ReadFile(filepath.Join(s.dir, "log"))
+			log, _ := os.ReadFile(s.log())
 			return fmt.Errorf("the server ended: %s", log[max(0, len(log)-1000):])
 		case <-time.After(50 * time.Millisecond):
 		}
@@ -304,7 +319,7 @@ func (s *testServer) stop(sig syscall.Signal) {
 	s.cmd.Process.Signal(sig)
 	select {
 	case <-s.done:
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		s.cmd.Process.Kill()
 		<-s.done
 	}
@@ -360,7 +375,7 @@ func setUpMariaDB(s *testServer) error {
 			return err
 		}
 		err = run(s.dir, lookUp("mariadb-install-db"), "--no-defaults", "--datadir="+data,
-			"--auth-root-authentication-method=normal", "--skip-test-db", "--user="+userName())
+			"--auth-root-authentication-method=normal", "--skip-test-db", "--user="+userName(), "--tmpdir="+s.tmp())
 		if err == nil {
 			break
 		}

@@ -46,7 +46,7 @@ func TestSharedTryLooksAgain(t *testing.T) {
 			}
 			got <- err
 		}()
-		eventually(t, 20*time.Second, "it is refused", func() bool { return s.executed(t) > before })
+		eventually(t, "it is refused", func() bool { return s.executed(t) > before })
 		do("DO RELEASE_LOCK(?)")
 		p.Set(false, false)
 		if err := <-got; err != nil {

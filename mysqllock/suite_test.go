@@ -20,6 +20,7 @@ func TestDriver(t *testing.T) {
 	for _, s := range servers {
 		t.Run(s.name, func(t *testing.T) {
 			s.need(t)
+			s.quiet(t)
 			suite(t, s, s.name != "mariadb")
 		})
 	}

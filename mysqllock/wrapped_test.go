@@ -55,14 +55,13 @@ func TestSwallowedStatementOfAWrappedDriver(t *testing.T) {
 		defer db.Close()
 		b := New(db, &Options{Heartbeat: 500 * time.Millisecond})
 		defer b.Close()
-		g, err := b.Acquire(context.Background(), driver.Request{Resource: t.Name()})
-		if err != nil {
-			t.Fatal(err)
-		}
+		g := insist(t, func() (driver.Grant, error) {
+			return b.Acquire(context.Background(), driver.Request{Resource: t.Name()})
+		})
 		p.Set(true, true)
 		if err := g.Hold.Release(context.Background()); !errors.Is(err, driver.ErrLost) {
 			t.Errorf("released without an answer: %v", err)
 		}
-		eventually(t, 3*time.Second, "the connection is closed", func() bool { return db.Stats().OpenConnections == 0 })
+		eventually(t, "the connection is closed", func() bool { return db.Stats().OpenConnections == 0 })
 	})
 }

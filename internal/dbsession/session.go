@@ -170,7 +170,7 @@ func (p *Pool) grow() {
 	p.opening++
 	p.growing = true
 	p.tasks.Go(func() {
-		ctx, cancel := context.WithTimeout(p.life, connectTimeout)
+		ctx, cancel := context.WithTimeoutCause(p.life, connectTimeout, errSilent)
 		defer cancel()
 		_, err := p.open(ctx, sessionShared)
 		p.mu.Lock()
@@ -284,8 +284,8 @@ func (s *Session) setUp(ctx context.Context) error {
 	if err != nil && peer != nil && p.DoOn(ctx, other, &Step{Verb: Ping}) != nil {
 		s.self.ID, err = p.dialect.Setup(s.conn.life, s.conn, s.self.Mark, nil) // it was the peer's fault
 	}
-	if !stop() {
-		return context.Cause(ctx)
+	if !stop() { // ctx is none of the caller's, and nor must its error look so
+		return fmt.Errorf("%w: %w", errNoConnection, context.Cause(ctx))
 	}
 	if err != nil {
 		return err

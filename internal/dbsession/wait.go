@@ -258,7 +258,7 @@ func (p *Pool) waitingSession(ctx context.Context, over <-chan time.Time) (*Sess
 		s   *Session
 		err error
 	}
-	opening, cancel := context.WithTimeout(p.life, patience)
+	opening, cancel := context.WithTimeoutCause(p.life, patience, errSilent)
 	opened := make(chan result)
 	gone := make(chan struct{})
 	p.tasks.Go(func() {
