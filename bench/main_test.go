@@ -345,7 +345,7 @@ func aReport() *report {
 		r.add(b, &uncontended, lock, map[string]float64{"time": 5025, "allocations": 3.5}, nil)
 		r.add(b, &uncontended, pencil2, map[string]float64{"time": 3000, "allocations": 2}, nil)
 		r.add(b, &uncontended, lock2, map[string]float64{"time": 6000, "allocations": 4}, nil)
-		r.add(b, &hold, lock, map[string]float64{"take": 1e9, "release": 1e9, "memory": 1e6}, nil)
+		r.add(b, &hold, lock, map[string]float64{"take": 1e9, "release": 1e9, "memory": 1e6, "live": 1234}, nil)
 		r.add(b, &hot, pencil, map[string]float64{"rate": 400_000 + 1000*f, "p50": 700, "p99": 3e6, "max": 5e7, "fairness": 0.1, "share": 0.4, "violations": 0}, nil)
 		r.add(b, &hot, pen, nil, errors.New("no ink left"))
 		r.add(b, &hot, lock, map[string]float64{"rate": 200_000 + 1000*f, "p50": 2e5, "p99": 6e6, "max": 9e6, "fairness": 0.9, "share": 0.5, "violations": 0, "unordered": 0}, nil)

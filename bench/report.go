@@ -280,6 +280,12 @@ func format(u unit, v float64) string {
 	case fraction:
 		return digits(100*v, 2) + " %"
 	case bytesUsed:
+		switch size := math.Abs(v); {
+		case size < 1e3:
+			return digits(v, 3) + " B"
+		case size < 1e5:
+			return digits(v/1e3, 3) + " kB"
+		}
 		return digits(v/1e6, 3) + " MB"
 	default:
 		if v >= 10 || math.Abs(v-math.Round(v)) < 0.005 {
