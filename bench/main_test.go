@@ -143,6 +143,28 @@ func TestLocalAndFiles(t *testing.T) {
 	}
 }
 
+// The servers start, and all can lock there. Long runs are for make bench.
+func TestServers(t *testing.T) {
+	for args, want := range map[string]string{
+		"-backends mariadb -tests uncontended": "innodb_flush_log_at_trx_commit=1;",
+		"-backends azurite -tests handover":    "Azurite 3.",
+	} {
+		text, err := runBench(t, args)
+		if err != nil {
+			t.Error(err)
+		}
+		if _, why, missing := strings.Cut(text, "\nLeft out: "); missing {
+			why, _, _ = strings.Cut(why, "\n")
+			if os.Getenv("CI") != "" {
+				t.Error(why)
+			}
+			t.Log("WARNING: not tested: ", why)
+		} else if !strings.Contains(text, want) {
+			t.Errorf("%s: no %q in\n%s", args, want, text)
+		}
+	}
+}
+
 // Who isn't alone is noticed, over goroutines and over processes.
 func TestViolationsAreSeen(t *testing.T) {
 	s, _, err := parse(strings.Fields("-hot 300ms -handover 100ms"), os.Stderr)
