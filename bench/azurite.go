@@ -26,7 +26,7 @@ const pollPause = 100 * time.Millisecond
 
 var azurite = backend{
 	name: "azurite", title: "Azure Blob Storage (Azurite)",
-	names: 1000, pause: pollPause,
+	names: 500, pause: pollPause,
 	start: startAzurite,
 	contenders: []*contender{
 		{

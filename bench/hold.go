@@ -13,7 +13,7 @@ import (
 
 var hold = test{
 	name: "hold", title: "Many locks held at once",
-	text:      "64 goroutines of one process take locks of as many names as said above, hold them all, and give them back; nobody has locked these names before. Memory of the client is its heap and stacks in use after a collection, and of the server what it has resident, less what they were before; the server is started anew each time. Live is what of the heap can be reached, for each lock: the rest is in pages that are partly free for others.",
+	text:      "64 goroutines of one process take locks of as many names as said above, hold them all, and give them back; nobody has locked these names before. Memory of the client is its heap and stacks in use after a collection, and of MariaDB what it has resident, which is started anew each time; less what they were before. Live is what of the heap is reachable, for each lock: the rest of what is in use lies between that, free for what comes next.",
 	processes: 1, goroutines: 64,
 	figures: []figure{
 		{name: "take", title: "take all", unit: nanoseconds, chart: true},
@@ -21,7 +21,7 @@ var hold = test{
 		{name: "connections", title: "connections", unit: count, chart: true},
 		{name: "descriptors", title: "descriptors", unit: count},
 		{name: "memory", title: "client memory", unit: bytesUsed, chart: true},
-		{name: "live", title: "live", unit: bytesUsed},
+		{name: "live", title: "live, each", unit: bytesUsed, plain: true},
 		{name: "server", title: "server memory", unit: bytesUsed, chart: true},
 	},
 	work: workHold,

@@ -82,7 +82,7 @@ func parse(args []string, out io.Writer) (s *settings, docs string, err error) {
 	flags.DurationVar(&s.duration, "duration", time.Second, "length of the tests uncontended and names, for each contender and repeat")
 	flags.IntVar(&s.short, "turns", 5, "how often the contenders take turns in that")
 	flags.DurationVar(&s.hot, "hot", 5*time.Second, "length of the test hot")
-	flags.DurationVar(&s.handOver, "handover", 3*time.Second, "length of the test handover")
+	flags.DurationVar(&s.handOver, "handover", 2*time.Second, "length of the test handover")
 	flags.IntVar(&s.names, "hold", 5000, "locks to hold at once")
 	flags.StringVar(&docs, "o", "", "folder whose benchmarks.md gets the report, and whose folder benchmarks the charts: docs")
 	flags.BoolVar(&s.targets, "targets", false, "say at the end which targets are reached")
