@@ -108,7 +108,7 @@ govulncheck:
 	[ -z "$$failed" ]
 
 # make bench BENCH='-backends file -tests hot' and the like; BENCH='-o docs' writes
-# docs/benchmarks.md. It takes seven minutes, and wants the machine for itself.
+# docs/benchmarks.md. It takes ten minutes, and wants the machine for itself.
 .PHONY: bench
 bench: servers
 	@$(GO) build -o bin/bench ./bench

@@ -12,6 +12,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -167,14 +169,25 @@ func (s *azuriteServer) prepare(ctx context.Context, _ string) (place, error) {
 	s.runs++
 	p := s.place
 	p.Name = fmt.Sprint("run", s.runs)
-	c, err := openContainer(p)
+	transport := new(http.Transport)
+	defer transport.CloseIdleConnections()
+	c, err := openContainer(p, transport)
 	if err == nil {
 		_, err = c.Create(ctx, nil)
 	}
 	return p, err
 }
 
-func (s *azuriteServer) observe(context.Context) (observation, error) { return nothing, nil }
+// observe counts the connections that are there: clients keep those that they
+// opened. The memory of the emulator says nothing about Azure.
+func (s *azuriteServer) observe(context.Context) (observation, error) {
+	at, err := netip.ParseAddrPort(s.place.Address)
+	if err != nil {
+		return nothing, err
+	}
+	n, err := connections(at.Port())
+	return observation{connections: n, memory: -1}, err
+}
 
 func (s *azuriteServer) version() string { return "Azurite " + s.release }
 

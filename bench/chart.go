@@ -53,7 +53,7 @@ func (r *report) panels(b *backend) []panel {
 // most of the repeats.
 func writeChart(w io.Writer, title string, panels []panel) {
 	const (
-		width, left, right = 760, 200, 620 // bars are from left to right
+		width, left, right = 860, 300, 720 // bars are from left to right
 		row, thick         = 24, 14
 		above, below       = 46, 18 // the bars of a panel
 		head               = 64

@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"slices"
+	"time"
 )
 
 // A role is what a contender is there for.
@@ -20,21 +21,31 @@ func (r role) String() string { return [...]string{"floor", "distlock", "peer"}[
 
 // A contender is one way to lock.
 type contender struct {
-	name   string
-	role   role
-	note   string // what it is and how it is used, or what it stands in for
-	module string // what it is made with, if that isn't ours
-	tests  []string
-	serial bool // one goroutine does it, whatever the test has
-	open   func(ctx context.Context, p place) (locker, error)
+	name       string
+	role       role
+	note       string // what it is and how it is used, or what it stands in for
+	module     string // what it is made with, if that isn't ours
+	tests      []string
+	serial     bool // one goroutine does it, whatever the test has
+	cancelable bool // its context can be canceled, and else never ends
+	open       func(ctx context.Context, p place) (locker, error)
+}
+
+// cancelable returns the contender with a context that can be canceled, for the
+// tests named.
+func cancelable(c *contender, tests ...string) *contender {
+	other := *c
+	other.name, other.note = c.name+", cancelable", c.name+", with a context that can be canceled"
+	other.tests, other.cancelable = tests, true
+	return &other
 }
 
 func (c *contender) does(test string) bool { return slices.Contains(c.tests, test) }
 
 // A locker is a contender in one process.
 type locker interface {
-	// client returns what one goroutine locks one name with. What a program would
-	// prepare once, it prepares.
+	// client returns what one goroutine locks one name with, in this context. What
+	// a program would prepare once, it prepares.
 	client(ctx context.Context, name string) (client, error)
 	close() error
 }
@@ -73,7 +84,7 @@ type store interface {
 
 // An observation is what a server says of itself. Negative is unknown.
 type observation struct {
-	connections int   // the most since prepare
+	connections int   // the most since prepare, as far as the server knows
 	memory      int64 // resident, in bytes
 }
 
@@ -83,7 +94,9 @@ var nothing = observation{connections: -1, memory: -1}
 type backend struct {
 	name       string // in flags and file names
 	title      string
-	alone      bool // other processes have no part in it
+	alone      bool          // other processes have no part in it
+	names      int           // to hold, if that is fewer than asked for: it takes its time for them
+	pause      time.Duration // of who asks again, if that can be more than busy
 	start      func(ctx context.Context) (store, error)
 	contenders []*contender
 }

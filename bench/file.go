@@ -41,7 +41,7 @@ func fileLocks(name, note string, o *filelock.Options) *contender {
 		if err != nil {
 			return nil, err
 		}
-		return usual(distlock.New(b, nil)), nil
+		return locks{distlock.New(b, nil)}, nil
 	}}
 }
 
@@ -69,14 +69,7 @@ func (f *files) prepare(context.Context, string) (place, error) {
 
 func (f *files) observe(context.Context) (observation, error) { return nothing, nil }
 
-func (f *files) version() string {
-	var s unix.Statfs_t
-	if unix.Statfs(f.dir, &s) != nil {
-		return ""
-	}
-	kinds := map[int64]string{unix.EXT4_SUPER_MAGIC: "ext4", unix.XFS_SUPER_MAGIC: "xfs", unix.BTRFS_SUPER_MAGIC: "btrfs", unix.TMPFS_MAGIC: "tmpfs", unix.OVERLAYFS_SUPER_MAGIC: "overlayfs"}
-	return kinds[s.Type]
-}
+func (f *files) version() string { return fileSystem(f.dir) }
 
 func (f *files) close() { os.RemoveAll(f.dir) }
 

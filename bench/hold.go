@@ -13,7 +13,7 @@ import (
 
 var hold = test{
 	name: "hold", title: "Many locks held at once",
-	text:      "64 goroutines of one process take locks of as many names as said above, hold them all, and give them back; nobody has locked these names before. Memory of the client is its heap and stacks in use after a collection, and of the server what it has resident, less what they were before; the server is started anew each time.",
+	text:      "64 goroutines of one process take locks of as many names as said above, hold them all, and give them back; nobody has locked these names before. Memory of the client is its heap and stacks in use after a collection, and of MariaDB what it has resident, which is started anew each time; less what they were before. Live is what of the heap is reachable, for each lock: the rest of what is in use lies between that, free for what comes next.",
 	processes: 1, goroutines: 64,
 	figures: []figure{
 		{name: "take", title: "take all", unit: nanoseconds, chart: true},
@@ -21,12 +21,16 @@ var hold = test{
 		{name: "connections", title: "connections", unit: count, chart: true},
 		{name: "descriptors", title: "descriptors", unit: count},
 		{name: "memory", title: "client memory", unit: bytesUsed, chart: true},
+		{name: "live", title: "live, each", unit: bytesUsed, plain: true},
 		{name: "server", title: "server memory", unit: bytesUsed, chart: true},
 	},
 	work: workHold,
 	reckon: func(r run) map[string]float64 {
 		x := r.results[0]
-		m := map[string]float64{"take": float64(x.Take), "release": float64(x.Release), "memory": float64(x.Memory)}
+		m := map[string]float64{
+			"take": float64(x.Take), "release": float64(x.Release),
+			"memory": float64(x.Memory), "live": float64(x.Live) / float64(x.Operations),
+		}
 		if r.after.connections >= 0 {
 			m["connections"] = float64(r.after.connections)
 		} else if x.Descriptors > 0 {
@@ -47,12 +51,15 @@ func workHold(ctx context.Context, w *worker) (*result, error) {
 	if err := w.meet("ready"); err != nil {
 		return nil, err
 	}
-	memory, open := inUse(), descriptors()
-	r := new(result)
+	before, open := memory(), descriptors()
+	r := &result{Operations: int64(len(clients))}
 	if r.Take, err = w.each(clients, client.acquire); err != nil {
 		return nil, err
 	}
-	r.Memory, r.Descriptors = inUse()-memory, descriptors()-open
+	after := memory()
+	r.Memory = int64(after.HeapInuse+after.StackInuse) - int64(before.HeapInuse+before.StackInuse)
+	r.Live = int64(after.HeapAlloc) - int64(before.HeapAlloc)
+	r.Descriptors = descriptors() - open
 	if err := w.meet("measured"); err != nil {
 		return nil, err
 	}
@@ -86,13 +93,12 @@ func (w *worker) each(clients []client, do func(client) error) (ns int64, err er
 	return int64(time.Since(start)), failed.get()
 }
 
-// inUse returns what the heap and the stacks take.
-func inUse() int64 {
+// memory returns what is in use once the garbage is gone.
+func memory() (m runtime.MemStats) {
 	runtime.GC()
 	runtime.GC() // what the first one put to sync.Pools' victims is gone after the second
-	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	return int64(m.HeapInuse + m.StackInuse)
+	return m
 }
 
 func allocations() int64 {

@@ -17,7 +17,7 @@ var localTests = []string{"uncontended", "names", "hot", "hold"}
 
 var localLocks = &contender{
 	name: "distlock", role: ours, note: "locallock", tests: localTests,
-	open: func(context.Context, place) (locker, error) { return usual(distlock.New(locallock.New(), nil)), nil },
+	open: func(context.Context, place) (locker, error) { return locks{distlock.New(locallock.New(), nil)}, nil },
 }
 
 var local = backend{

@@ -10,6 +10,7 @@ import (
 	"runtime/debug"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -69,4 +70,54 @@ func resident(pid int) (int64, error) {
 	n, _, _ := bytes.Cut(after, []byte("kB"))
 	kib, err := strconv.ParseInt(string(bytes.TrimSpace(n)), 10, 64)
 	return kib * 1024, err
+}
+
+// flushTime returns how long it takes, in the middle of several times, until a few
+// bytes that were written to a file in dir are on its disk.
+func flushTime(dir string) (float64, error) {
+	f, err := os.CreateTemp(dir, "")
+	if err != nil {
+		return 0, err
+	}
+	defer os.Remove(f.Name())
+	defer f.Close()
+	var all []float64
+	for range 50 {
+		start := time.Now()
+		if _, err := f.Write(make([]byte, 512)); err != nil {
+			return 0, err
+		}
+		if err := unix.Fdatasync(int(f.Fd())); err != nil {
+			return 0, err
+		}
+		all = append(all, float64(time.Since(start)))
+	}
+	return median(all), nil
+}
+
+// connections counts the connections that the server at a port of this host has.
+func connections(port uint16) (int, error) {
+	b, err := os.ReadFile("/proc/net/tcp")
+	if err != nil {
+		return -1, err
+	}
+	n := 0
+	for line := range strings.Lines(string(b)) {
+		// Its number, the address and port here, those there, and the state: 01 is
+		// established. All are in hexadecimal.
+		if f := strings.Fields(line); len(f) > 3 && strings.HasSuffix(f[1], fmt.Sprintf(":%04X", port)) && f[3] == "01" {
+			n++
+		}
+	}
+	return n, nil
+}
+
+// fileSystem returns the kind of the one that has dir.
+func fileSystem(dir string) string {
+	var s unix.Statfs_t
+	if unix.Statfs(dir, &s) != nil {
+		return ""
+	}
+	kinds := map[int64]string{unix.EXT4_SUPER_MAGIC: "ext4", unix.XFS_SUPER_MAGIC: "xfs", unix.BTRFS_SUPER_MAGIC: "btrfs", unix.TMPFS_MAGIC: "tmpfs", unix.OVERLAYFS_SUPER_MAGIC: "overlayfs"}
+	return kinds[s.Type]
 }

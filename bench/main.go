@@ -26,17 +26,16 @@ import (
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
 	var err error
 	if os.Getenv(workerVariable) != "" {
-		err = serve(ctx, os.Stdin, os.Stdout)
+		err = serve(os.Stdin, os.Stdout)
 	} else {
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 		err = bench(ctx, os.Args[1:], os.Stdout, os.Stderr)
+		stop()
 	}
 	if err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "bench:", err)
-		stop()
 		os.Exit(1)
 	}
 }
@@ -60,11 +59,10 @@ func bench(ctx context.Context, args []string, out, progress io.Writer) (err err
 	}
 	var text bytes.Buffer
 	r.write(&text, charts)
-	fmt.Fprintf(out, "%s", text.Bytes())
 	if s.targets {
-		fmt.Fprint(out, "\n## Targets\n\n")
-		r.writeTargets(out, targets)
+		r.writeTargets(&text, targets)
 	}
+	fmt.Fprintf(out, "%s", text.Bytes())
 	if docs != "" {
 		err = r.save(docs, text.Bytes())
 	}
@@ -84,10 +82,10 @@ func parse(args []string, out io.Writer) (s *settings, docs string, err error) {
 	flags.DurationVar(&s.duration, "duration", time.Second, "length of the tests uncontended and names, for each contender and repeat")
 	flags.IntVar(&s.short, "turns", 5, "how often the contenders take turns in that")
 	flags.DurationVar(&s.hot, "hot", 5*time.Second, "length of the test hot")
-	flags.DurationVar(&s.handOver, "handover", 3*time.Second, "length of the test handover")
+	flags.DurationVar(&s.handOver, "handover", 2*time.Second, "length of the test handover")
 	flags.IntVar(&s.names, "hold", 5000, "locks to hold at once")
 	flags.StringVar(&docs, "o", "", "folder whose benchmarks.md gets the report, and whose folder benchmarks the charts: docs")
-	flags.BoolVar(&s.targets, "targets", false, "say at the end which of the limits are kept that a change must not worsen")
+	flags.BoolVar(&s.targets, "targets", false, "say at the end which targets are reached")
 	if err := flags.Parse(args); err != nil {
 		return nil, "", err
 	}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -24,7 +25,7 @@ var update = flag.Bool("update", false, "write testdata anew")
 func TestMain(m *testing.M) {
 	backends = append(backends, &broken)
 	if os.Getenv(workerVariable) != "" {
-		if err := serve(context.Background(), os.Stdin, os.Stdout); err != nil {
+		if err := serve(os.Stdin, os.Stdout); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -45,8 +46,29 @@ var broken = backend{
 		{name: "fails", role: peer, tests: []string{"uncontended", "names", "hot", "hold"}, open: func(context.Context, place) (locker, error) { return failing{}, nil }},
 		{name: "dies", role: peer, tests: []string{"uncontended"}, open: func(context.Context, place) (locker, error) { panic("it hurts") }},
 		{name: "sound", role: floor, tests: []string{"uncontended"}, open: local.contenders[0].open},
+		asking, cancelable(asking, "hot"),
 	},
 }
+
+// asking is a contender that asks for the kind of its context.
+var asking = &contender{name: "asking", role: floor, tests: []string{"hot"}, open: func(ctx context.Context, _ place) (locker, error) {
+	return told(ctx.Done() != nil), nil
+}}
+
+// told knows the context that it was opened in.
+type told bool
+
+func (t told) client(ctx context.Context, _ string) (client, error) {
+	if t != told(ctx.Done() != nil) {
+		return nil, errors.New("opened in another context")
+	}
+	if t {
+		return nil, errors.New("it can be canceled")
+	}
+	return nil, errors.New("it never ends")
+}
+
+func (told) close() error { return nil }
 
 // open excludes nobody.
 type open struct{ n atomic.Uint64 }
@@ -121,6 +143,28 @@ func TestLocalAndFiles(t *testing.T) {
 	}
 }
 
+// The servers start, and all can lock there. Long runs are for make bench.
+func TestServers(t *testing.T) {
+	for args, want := range map[string]string{
+		"-backends mariadb -tests uncontended": "innodb_flush_log_at_trx_commit=1;",
+		"-backends azurite -tests handover":    "Azurite 3.",
+	} {
+		text, err := runBench(t, args)
+		if err != nil {
+			t.Error(err)
+		}
+		if _, why, missing := strings.Cut(text, "\nLeft out: "); missing {
+			why, _, _ = strings.Cut(why, "\n")
+			if os.Getenv("CI") != "" {
+				t.Error(why)
+			}
+			t.Log("WARNING: not tested: ", why)
+		} else if !strings.Contains(text, want) {
+			t.Errorf("%s: no %q in\n%s", args, want, text)
+		}
+	}
+}
+
 // Who isn't alone is noticed, over goroutines and over processes.
 func TestViolationsAreSeen(t *testing.T) {
 	s, _, err := parse(strings.Fields("-hot 300ms -handover 100ms"), os.Stderr)
@@ -138,6 +182,61 @@ func TestViolationsAreSeen(t *testing.T) {
 	}
 	if _, err := measure(t.Context(), s, noStore{}, &broken, &handOver, broken.contender("lets all in")); err == nil || !strings.Contains(err.Error(), "wasn't alone") {
 		t.Errorf("hand-over: %v", err)
+	}
+}
+
+// All are called with a context that never ends, but those who say otherwise: it
+// costs less.
+func TestContexts(t *testing.T) {
+	s, _, err := parse(nil, os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.dir = t.TempDir()
+	for name, want := range map[string]string{"asking": "it never ends", "asking, cancelable": "it can be canceled"} {
+		if _, err := measure(t.Context(), s, noStore{}, &broken, &hot, broken.contender(name)); err == nil || err.Error() != want {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// Each test compares us with somebody, on each backend. To hand over takes another
+// process.
+func TestAllTestsEverywhere(t *testing.T) {
+	for _, b := range []*backend{&local, &file, &mariaDB, &azurite} {
+		for _, test := range tests {
+			if b.alone && test == &handOver {
+				continue
+			}
+			n := make(map[role]int)
+			for _, c := range contendersOf(b, test) {
+				n[c.role]++
+			}
+			if n[ours] == 0 || n[floor]+n[peer] == 0 {
+				t.Errorf("%s, %s: %d of ours, %d floors, %d peers", b.name, test.name, n[ours], n[floor], n[peer])
+			}
+		}
+	}
+}
+
+func TestConnections(t *testing.T) {
+	var config net.ListenConfig
+	l, err := config.Listen(t.Context(), "tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for want := range 3 {
+		n, err := connections(l.Addr().(*net.TCPAddr).AddrPort().Port())
+		if n != want || err != nil {
+			t.Errorf("%d of %d, %v", n, want, err)
+		}
+		var d net.Dialer
+		c, err := d.DialContext(t.Context(), "tcp4", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
 	}
 }
 
@@ -197,7 +296,7 @@ func TestFailures(t *testing.T) {
 		}
 	}
 	for line := range strings.Lines(text) {
-		if strings.HasPrefix(line, "| sound ") && !strings.Contains(line, " ns |") && !strings.Contains(line, "1.00") {
+		if strings.HasPrefix(line, "| sound ") && !strings.Contains(line, "s |") && !strings.Contains(line, "1.00") {
 			t.Errorf("who is sound wasn't measured: %s", line)
 		}
 	}
@@ -242,13 +341,16 @@ var madeUp = backend{
 		{name: "pencil", role: floor, note: "a mark", tests: []string{"uncontended", "hot"}},
 		{name: "pen", role: peer, note: "a mark that stays", module: "example.com/pen", tests: []string{"uncontended", "hot"}},
 		{name: "quill", role: peer, note: "one of a bird", tests: []string{"uncontended"}},
-		{name: "distlock", role: ours, note: "paperlock", tests: []string{"uncontended", "hot"}},
+		{name: "distlock", role: ours, note: "paperlock", tests: []string{"uncontended", "hot", "hold"}},
+		{name: "pencil, cancelable", role: floor, note: "a mark, with a rubber", tests: []string{"uncontended"}, cancelable: true},
+		{name: "distlock, cancelable", role: ours, note: "paperlock, with a rubber", tests: []string{"uncontended"}, cancelable: true},
 	},
+	names: 40,
 }
 
 // aReport has made-up figures.
 func aReport() *report {
-	s := &settings{tests: []*test{&uncontended, &hot}, repeats: 3, duration: time.Second, short: 5, hot: 5 * time.Second, handOver: 3 * time.Second, names: 5000}
+	s := &settings{tests: []*test{&uncontended, &hot, &hold}, repeats: 3, duration: time.Second, short: 5, hot: 5 * time.Second, handOver: 3 * time.Second, names: 5000}
 	r := newReport(s)
 	r.machine = "Abacus, 2 cores; Linux 6.1 x86_64; go1.26"
 	r.date = time.Date(2026, 2, 3, 4, 5, 6, 0, time.UTC)
@@ -256,13 +358,16 @@ func aReport() *report {
 	b := &madeUp
 	r.backends = []*backend{b}
 	r.versions[b] = "A4"
-	pencil, pen, quill, lock := b.contenders[0], b.contenders[1], b.contenders[2], b.contenders[3]
+	pencil, pen, quill, lock, pencil2, lock2 := b.contenders[0], b.contenders[1], b.contenders[2], b.contenders[3], b.contenders[4], b.contenders[5]
 	for i := range 3 {
 		f := float64(i)
 		r.add(b, &uncontended, pencil, map[string]float64{"time": 2000 + 10*f, "allocations": 1}, nil)
 		r.add(b, &uncontended, pen, map[string]float64{"time": 4000 - 500*f, "allocations": 3}, nil)
 		r.add(b, &uncontended, quill, map[string]float64{"time": 9000, "allocations": 2}, nil)
 		r.add(b, &uncontended, lock, map[string]float64{"time": 5025, "allocations": 3.5}, nil)
+		r.add(b, &uncontended, pencil2, map[string]float64{"time": 3000, "allocations": 2}, nil)
+		r.add(b, &uncontended, lock2, map[string]float64{"time": 6000, "allocations": 4}, nil)
+		r.add(b, &hold, lock, map[string]float64{"take": 1e9, "release": 1e9, "memory": 1e6, "live": 1234}, nil)
 		r.add(b, &hot, pencil, map[string]float64{"rate": 400_000 + 1000*f, "p50": 700, "p99": 3e6, "max": 5e7, "fairness": 0.1, "share": 0.4, "violations": 0}, nil)
 		r.add(b, &hot, pen, nil, errors.New("no ink left"))
 		r.add(b, &hot, lock, map[string]float64{"rate": 200_000 + 1000*f, "p50": 2e5, "p99": 6e6, "max": 9e6, "fairness": 0.9, "share": 0.5, "violations": 0, "unordered": 0}, nil)
@@ -291,15 +396,17 @@ func TestReport(t *testing.T) {
 	r := aReport()
 	var text bytes.Buffer
 	r.write(&text, "benchmarks")
-	text.WriteString("\n")
 	r.writeTargets(&text, []target{
 		{&madeUp, &uncontended, "distlock", "time", 1.5, "pen"},
 		{&madeUp, &uncontended, "distlock", "allocations", 3.4, ""},
 		{&madeUp, &uncontended, "distlock", "time", 1.4, "pen"},
 		{&madeUp, &hot, "distlock", "rate", 0.5, "floor"},
 		{&madeUp, &hot, "distlock", "fairness", 0.91, ""},
-		{&madeUp, &hot, "distlock", "rate", 0.5, "pen"},     // who has no figure
-		{&madeUp, &hold, "distlock", "take", 100, ""},       // which wasn't run
+		{&madeUp, &hot, "distlock", "rate", 0.5, "pen"}, // who has no figure
+		{&madeUp, &uncontended, "distlock, cancelable", "time", 2, "floor"},
+		{&madeUp, &uncontended, "distlock", "time", 1, "peer"},
+		{&madeUp, &hot, "pen", "rate", 100, ""},             // who failed
+		{&madeUp, &names, "distlock", "rate", 100, ""},      // which wasn't run
 		{&madeUp, &hot, "distlock, bound", "rate", 100, ""}, // which isn't there
 	})
 	golden(t, "report.md", text.Bytes())

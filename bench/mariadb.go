@@ -21,42 +21,51 @@ const driverModule = "github.com/go-sql-driver/mysql"
 // waitSeconds is what GET_LOCK waits at most, and no test as long as that.
 const waitSeconds = 60
 
-var mariaDBLocks = mysqlLocks("distlock", "mysqllock, opened by its URL", "", "uncontended", "names", "hot", "handover", "hold")
+// The contenders that are there with a context that can be canceled, too.
+var (
+	bareOneConnection = &contender{
+		name: "bare, 1 connection", role: floor, note: "GET_LOCK and RELEASE_LOCK, prepared, on one connection that is kept, by one goroutine also where others have 64", module: driverModule, serial: true, tests: []string{"uncontended", "names", "hold"},
+		open: openBareOne,
+	}
+	bareOneEach = &contender{
+		name: "bare, 1 connection each", role: floor, note: "the same, prepared, with a connection for each goroutine; GET_LOCK waits at the server", module: driverModule, tests: []string{"names", "hot", "handover"},
+		open: openBareEach,
+	}
+	goMySQLLock = &contender{
+		name: "stand-in for go-mysql-lock", role: peer, note: "works as github.com/sanketplus/go-mysql-lock does: a pooled connection for each lock, GET_LOCK and RELEASE_LOCK unprepared with arguments, a goroutine that pings each second. The pool keeps all its connections. Its Obtain, which takes no context, has one that never ends; *cancelable* is its ObtainContext", module: driverModule, tests: []string{"uncontended", "names", "hot", "handover", "hold"},
+		open: openStandIn,
+	}
+	mariaDBLocks = mysqlLocks("distlock", "mysqllock, opened by its URL", "")
+)
 
 var mariaDB = backend{
 	name: "mariadb", title: "MariaDB",
 	start: startMariaDB,
 	contenders: []*contender{
-		{
-			name: "bare, 1 connection", role: floor, note: "GET_LOCK and RELEASE_LOCK, prepared, on one connection that is kept, by one goroutine also where others have 64", module: driverModule, serial: true, tests: []string{"uncontended", "names", "hold"},
-			open: openBareOne,
-		},
+		bareOneConnection,
 		{
 			name: "bare text, 1 connection", role: floor, note: "the same in text, without preparing", module: driverModule, serial: true, tests: []string{"uncontended", "names"},
 			open: openBareText,
 		},
-		{
-			name: "bare, 1 connection each", role: floor, note: "the same, prepared, with a connection for each goroutine; GET_LOCK waits at the server", module: driverModule, tests: []string{"names", "hot", "handover"},
-			open: openBareEach,
-		},
-		{
-			name: "stand-in for go-mysql-lock", role: peer, note: "works as github.com/sanketplus/go-mysql-lock does: a pooled connection for each lock, a query for its ID, GET_LOCK and RELEASE_LOCK unprepared with arguments, a goroutine that pings each second. The pool keeps all its connections", module: driverModule, tests: []string{"uncontended", "names", "hot", "handover", "hold"},
-			open: openStandIn,
-		},
+		bareOneEach,
+		goMySQLLock,
 		mariaDBLocks,
-		mysqlLocks("distlock, tokens", "mysqllock with fence_table", "fence_table=fences&create_fence_table=true", "uncontended", "names", "hot", "handover"),
-		cancelable(mariaDBLocks, "uncontended", "names"),
+		mysqlLocks("distlock, tokens", "mysqllock with fence_table", "fence_table=fences&create_fence_table=true"),
+		cancelable(bareOneConnection, "uncontended", "names"),
+		cancelable(bareOneEach, "names", "hot"),
+		cancelable(goMySQLLock, "uncontended", "names"),
+		cancelable(mariaDBLocks, "uncontended", "names", "hot"),
 	},
 }
 
-func mysqlLocks(name, note, query string, tests ...string) *contender {
-	return &contender{name: name, role: ours, note: note, tests: tests, open: func(ctx context.Context, p place) (locker, error) {
+func mysqlLocks(name, note, query string) *contender {
+	return &contender{name: name, role: ours, note: note, tests: []string{"uncontended", "names", "hot", "handover", "hold"}, open: func(ctx context.Context, p place) (locker, error) {
 		u := url.URL{Scheme: "mysql", User: url.UserPassword(p.User, p.Secret), Host: p.Address, Path: "/" + p.Name, RawQuery: query}
 		l, err := distlock.Open(ctx, u.String(), nil)
 		if err != nil {
 			return nil, err
 		}
-		return usual(l), nil
+		return locks{l}, nil
 	}}
 }
 
@@ -214,19 +223,15 @@ func (c *standInClient) acquire() (err error) {
 	if c.conn, err = c.db.Conn(c.ctx); err != nil {
 		return err
 	}
-	var id int64
-	if err := c.conn.QueryRowContext(c.ctx, "SELECT CONNECTION_ID()").Scan(&id); err != nil {
-		return err
-	}
 	if err := one(c.conn.QueryRowContext(c.ctx, "SELECT GET_LOCK(?, ?)", c.name, waitSeconds)); err != nil {
 		return err
 	}
 	c.over = make(chan struct{})
-	go c.refresh(c.conn, c.over)
+	go refresh(c.conn, c.over)
 	return nil
 }
 
-func (c *standInClient) refresh(conn *sql.Conn, over chan struct{}) {
+func refresh(conn *sql.Conn, over chan struct{}) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for {
@@ -234,7 +239,7 @@ func (c *standInClient) refresh(conn *sql.Conn, over chan struct{}) {
 		case <-over:
 			return
 		case <-tick.C:
-			if conn.PingContext(c.ctx) != nil {
+			if conn.PingContext(context.Background()) != nil {
 				return // the next statement says so
 			}
 		}
@@ -243,6 +248,6 @@ func (c *standInClient) refresh(conn *sql.Conn, over chan struct{}) {
 
 func (c *standInClient) release() error {
 	close(c.over)
-	_, err := c.conn.ExecContext(c.ctx, "DO RELEASE_LOCK(?)", c.name)
+	_, err := c.conn.ExecContext(context.Background(), "DO RELEASE_LOCK(?)", c.name)
 	return errors.Join(err, c.conn.Close())
 }

@@ -77,15 +77,16 @@ func (r *report) value(b *backend, t *test, c *contender, f *figure) (float64, b
 	return median(o.values[f.name]), true
 }
 
-// best returns the best median of the contenders of a role, and whose it is.
-func (r *report) best(b *backend, t *test, f *figure, of role) (float64, *contender) {
-	var best float64
-	var whose *contender
+// best returns the best median of the contenders of a role, and whose it is. Of
+// those it takes the ones that are cancelable or not as wanted, if there are any.
+func (r *report) best(b *backend, t *test, f *figure, of role, cancelable bool) (best float64, whose *contender) {
 	for _, c := range contendersOf(b, t) {
-		if c.role != of {
+		v, ok := r.value(b, t, c, f)
+		if c.role != of || !ok {
 			continue
 		}
-		if v, ok := r.value(b, t, c, f); ok && (whose == nil || better(f, v, best)) {
+		switch {
+		case whose == nil, c.cancelable == whose.cancelable && better(f, v, best), c.cancelable != whose.cancelable && c.cancelable == cancelable:
 			best, whose = v, c
 		}
 	}
@@ -191,6 +192,9 @@ func (r *report) writeTest(w io.Writer, b *backend, t *test) {
 		rows, ratioRows = append(rows, row), append(ratioRows, ratioRow)
 	}
 	fmt.Fprintf(w, "\n#### %s\n\n", t.title)
+	if n := r.settings.held(b); t == &hold && n < r.settings.names {
+		fmt.Fprintf(w, "Fewer here: %s.\n\n", thousands(float64(n)))
+	}
 	writeTable(w, rows)
 	fmt.Fprintln(w)
 	writeTable(w, ratioRows)
@@ -219,7 +223,7 @@ func (r *report) cell(b *backend, t *test, c *contender, f *figure) string {
 // ratio returns how many times the best figure of a role c's is.
 func (r *report) ratio(b *backend, t *test, c *contender, f *figure, of role) string {
 	v, ok := r.value(b, t, c, f)
-	best, whose := r.best(b, t, f, of)
+	best, whose := r.best(b, t, f, of, c.cancelable)
 	if !ok || whose == nil || best == 0 {
 		return "–"
 	}
@@ -276,6 +280,12 @@ func format(u unit, v float64) string {
 	case fraction:
 		return digits(100*v, 2) + " %"
 	case bytesUsed:
+		switch size := math.Abs(v); {
+		case size < 1e3:
+			return digits(v, 3) + " B"
+		case size < 1e5:
+			return digits(v/1e3, 3) + " kB"
+		}
 		return digits(v/1e6, 3) + " MB"
 	default:
 		if v >= 10 || math.Abs(v-math.Round(v)) < 0.005 {

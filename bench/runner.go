@@ -26,7 +26,7 @@ type settings struct {
 	handOver time.Duration
 	names    int  // to hold
 	short    int  // turns of the tests that can be short
-	targets  bool // say which are kept
+	targets  bool // say which are reached
 	dir      string
 }
 
@@ -47,6 +47,14 @@ func (s *settings) turns(t *test) int {
 		return s.short
 	}
 	return 1
+}
+
+// held returns how many locks of a backend are held at once.
+func (s *settings) held(b *backend) int {
+	if b.names > 0 {
+		return min(s.names, b.names)
+	}
+	return s.names
 }
 
 // limit is how much longer than its measuring a run may take.
@@ -173,7 +181,7 @@ func measure(ctx context.Context, s *settings, st store, b *backend, t *test, c 
 	for i := range processes {
 		w, err := startWorker(ctx, job{
 			Backend: b.name, Contender: c.name, Test: t.name, Place: p, Shared: path, Index: i,
-			Goroutines: goroutines, Names: s.names, Duration: s.length(t),
+			Goroutines: goroutines, Names: s.held(b), Duration: s.length(t), Busy: max(busy, b.pause),
 		})
 		if err != nil {
 			return nil, err

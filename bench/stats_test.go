@@ -105,6 +105,10 @@ func TestFormat(t *testing.T) {
 		{fraction, 0.0012, "0.12 %"},
 		{bytesUsed, 258e6, "258 MB"},
 		{bytesUsed, 4_830_000, "4.83 MB"},
+		{bytesUsed, 100_000, "0.100 MB"},
+		{bytesUsed, 99_900, "99.9 kB"},
+		{bytesUsed, 254.2, "254 B"},
+		{bytesUsed, -12_345, "-12.3 kB"},
 		{bytesUsed, -1_230_000, "-1.23 MB"},
 	} {
 		if got := format(c.unit, c.value); got != c.want {

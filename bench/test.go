@@ -54,6 +54,7 @@ type result struct {
 	Take        int64   // ns
 	Release     int64   // ns
 	Memory      int64
+	Live        int64
 	Descriptors int
 	Tokens      bool
 }

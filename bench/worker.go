@@ -26,6 +26,7 @@ type job struct {
 	Goroutines int
 	Names      int
 	Duration   time.Duration
+	Busy       time.Duration // about so long, at most, who hands over is
 }
 
 // A message is what a worker says.
@@ -55,10 +56,10 @@ type worker struct {
 const ballast = 64 << 20
 
 // serve does the one job that comes in, and says what came of it.
-func serve(ctx context.Context, in io.Reader, out io.Writer) error {
+func serve(in io.Reader, out io.Writer) error {
 	w := &worker{in: json.NewDecoder(in), out: json.NewEncoder(out)}
 	heap := make([]byte, ballast)
-	r, err := w.do(ctx)
+	r, err := w.do()
 	runtime.KeepAlive(heap)
 	if err != nil {
 		return w.out.Encode(message{Err: err.Error()})
@@ -66,9 +67,7 @@ func serve(ctx context.Context, in io.Reader, out io.Writer) error {
 	return w.out.Encode(message{Result: r})
 }
 
-func (w *worker) do(ctx context.Context) (r *result, err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+func (w *worker) do() (r *result, err error) {
 	if err := w.in.Decode(&w.job); err != nil {
 		return nil, err
 	}
@@ -80,6 +79,14 @@ func (w *worker) do(ctx context.Context) (r *result, err error) {
 	}
 	if c == nil {
 		return nil, fmt.Errorf("no contender %q of backend %q", w.job.Contender, w.job.Backend)
+	}
+	// Nobody else has one that can be canceled: the driver of MySQL watches it in a
+	// goroutine that it wakes twice for each statement.
+	ctx := context.Background()
+	if c.cancelable {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithCancel(ctx)
+		defer cancel()
 	}
 	if w.shared, err = share(w.job.Shared); err != nil {
 		return nil, err
