@@ -6,6 +6,7 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/go-sql-driver/mysql"
 
@@ -83,6 +84,8 @@ func TestURL(t *testing.T) {
 		"mysql://h/db?max_sessions=1&max_sessions=2", "mysql://h?socket=/x", "mysql://h/db?heartbeat=-1s", "mysql://h/db?tls_cert=x",
 		"mysql://h/db?tls=false&tls_ca=x", "mysql://h/db#f", "mysql://u:s%2Fecret@h/db?tls_ca=/does/not/exist",
 		"mysql://u:s%2Fecret@h/db?readers=99", "mysql://u:s%2Fecret@h/db?create_fence_table=1", "postgres://h/db", "mysql://u:s/ecret@h/db",
+		"mysql://h/db?tls=skip-verify&tls_ca=x", "mysql://h/db?tls=preferred&tls_server_name=x", "mysql://h/db?timeout=11s", "mysql://h/db?create_fence_table=maybe",
+		"mysql://h/db?heartbeat=11m",
 	} {
 		_, err := Open(t.Context(), bad)
 		if !errors.Is(err, distlock.ErrBadArgument) || strings.Contains(err.Error(), "ecret") {
@@ -109,7 +112,7 @@ func TestBadArguments(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer db.Close()
-	for _, o := range []Options{{Readers: 99}, {Heartbeat: -1}, {FenceTable: "a.b.c"}} {
+	for _, o := range []Options{{Readers: 99}, {Heartbeat: -1}, {Heartbeat: time.Hour}, {FenceTable: "a.b.c"}} {
 		b := New(db, &o)
 		_, acquire := b.Acquire(t.Context(), driver.Request{Resource: "a"})
 		_, holders := b.Holders(t.Context(), "a", driver.Exclusive)

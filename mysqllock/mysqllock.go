@@ -26,8 +26,8 @@ type Options struct {
 	MaxSessions int
 
 	// MaxWaiting is how many of them may wait for a lock at the server. Default
-	// half of MaxSessions. Waiters beyond that ask again and again, in common
-	// statements.
+	// half of MaxSessions; negative is none. Waiters beyond that ask again and again,
+	// in common statements.
 	MaxWaiting int
 
 	// Readers is how many processes may hold one resource in shared mode at once:
@@ -37,8 +37,11 @@ type Options struct {
 	Readers int
 
 	// Heartbeat is the pause between two proofs that a connection lives. A dead
-	// one is noticed within twice that. Default 5 s, at least 100 ms. The server frees the
-	// locks of a client that vanished after three times that.
+	// one is noticed within twice that. Default 5 s, at least 100 ms and at most 10
+	// minutes. The server frees the locks of a client that vanished after three times
+	// that. With a FenceTable it should be 2 s at least: to count a token can take one
+	// second, if somebody has locked the row, and a connection that doesn't answer for
+	// a heartbeat is closed.
 	Heartbeat time.Duration
 
 	// IdleTimeout is how long a connection without locks is kept, two heartbeats at
@@ -82,8 +85,8 @@ func (o *Options) withDefaults() (Options, error) {
 		return full, fmt.Errorf("negative Options.MaxSessions: %d", full.MaxSessions)
 	case full.Readers > maxReaders:
 		return full, fmt.Errorf("Options.Readers of %d: at most %d", full.Readers, maxReaders)
-	case full.Heartbeat < 100*time.Millisecond:
-		return full, fmt.Errorf("Options.Heartbeat of %v: at least 100ms", full.Heartbeat)
+	case full.Heartbeat < 100*time.Millisecond || full.Heartbeat > 10*time.Minute:
+		return full, fmt.Errorf("Options.Heartbeat of %v: between 100ms and 10m", full.Heartbeat)
 	case full.IdleTimeout < 0:
 		return full, fmt.Errorf("negative Options.IdleTimeout: %v", full.IdleTimeout)
 	case full.CreateFenceTable && full.FenceTable == "":

@@ -106,8 +106,14 @@ var parameterName = regexp.MustCompile(`^[a-zA-Z_]{1,32}$`)
 
 // parameters are those that a URL may have.
 var parameters = map[string]func(*urlOptions, string) error{
-	"socket":  func(o *urlOptions, v string) error { o.socket = v; return nil },
-	"timeout": func(o *urlOptions, v string) error { return parseDuration(v, &o.timeout) },
+	"socket": func(o *urlOptions, v string) error { o.socket = v; return nil },
+	"timeout": func(o *urlOptions, v string) error {
+		err := parseDuration(v, &o.timeout)
+		if err == nil && o.timeout > dbsession.ConnectTimeout {
+			err = fmt.Errorf("must be %v at most", dbsession.ConnectTimeout)
+		}
+		return err
+	},
 	"tls": func(o *urlOptions, v string) error {
 		o.tls = v
 		if !slices.Contains([]string{"true", "false", "skip-verify", "preferred"}, v) {
@@ -115,18 +121,23 @@ var parameters = map[string]func(*urlOptions, string) error{
 		}
 		return nil
 	},
-	"tls_ca":             func(o *urlOptions, v string) error { o.tlsCA = v; return nil },
-	"tls_cert":           func(o *urlOptions, v string) error { o.tlsCert = v; return nil },
-	"tls_key":            func(o *urlOptions, v string) error { o.tlsKey = v; return nil },
-	"tls_server_name":    func(o *urlOptions, v string) error { o.tlsServerName = v; return nil },
-	"prefix":             func(o *urlOptions, v string) error { o.Prefix = v; return nil },
-	"max_sessions":       func(o *urlOptions, v string) error { return parseNumber(v, 1, &o.MaxSessions) },
-	"max_waiting":        func(o *urlOptions, v string) error { return parseNumber(v, 1, &o.MaxWaiting) },
-	"readers":            func(o *urlOptions, v string) error { return parseNumber(v, -1, &o.Readers) },
-	"heartbeat":          func(o *urlOptions, v string) error { return parseDuration(v, &o.Heartbeat) },
-	"idle_timeout":       func(o *urlOptions, v string) error { return parseDuration(v, &o.IdleTimeout) },
-	"fence_table":        func(o *urlOptions, v string) error { o.FenceTable = v; return nil },
-	"create_fence_table": func(o *urlOptions, v string) (err error) { o.CreateFenceTable, err = strconv.ParseBool(v); return err },
+	"tls_ca":          func(o *urlOptions, v string) error { o.tlsCA = v; return nil },
+	"tls_cert":        func(o *urlOptions, v string) error { o.tlsCert = v; return nil },
+	"tls_key":         func(o *urlOptions, v string) error { o.tlsKey = v; return nil },
+	"tls_server_name": func(o *urlOptions, v string) error { o.tlsServerName = v; return nil },
+	"prefix":          func(o *urlOptions, v string) error { o.Prefix = v; return nil },
+	"max_sessions":    func(o *urlOptions, v string) error { return parseNumber(v, 1, &o.MaxSessions) },
+	"max_waiting":     func(o *urlOptions, v string) error { return parseNumber(v, 1, &o.MaxWaiting) },
+	"readers":         func(o *urlOptions, v string) error { return parseNumber(v, -1, &o.Readers) },
+	"heartbeat":       func(o *urlOptions, v string) error { return parseDuration(v, &o.Heartbeat) },
+	"idle_timeout":    func(o *urlOptions, v string) error { return parseDuration(v, &o.IdleTimeout) },
+	"fence_table":     func(o *urlOptions, v string) error { o.FenceTable = v; return nil },
+	"create_fence_table": func(o *urlOptions, v string) (err error) {
+		if o.CreateFenceTable, err = strconv.ParseBool(v); err != nil {
+			return fmt.Errorf("must be true or false")
+		}
+		return nil
+	},
 }
 
 type urlOptions struct {
@@ -147,7 +158,10 @@ func parseDuration(v string, to *time.Duration) error {
 func parseNumber(v string, least int, to *int) error {
 	n, err := strconv.Atoi(v)
 	if err != nil || n < least || n == 0 {
-		return fmt.Errorf("must be a number, at least %d, and not 0", least)
+		if least < 0 {
+			return fmt.Errorf("must be a number, at least %d, and not 0", least)
+		}
+		return fmt.Errorf("must be a number, at least %d", least)
 	}
 	*to = n
 	return nil
@@ -156,7 +170,7 @@ func parseNumber(v string, least int, to *int) error {
 // parseURL returns what the URL says. Its errors hold no value that could be a
 // secret.
 func parseURL(u *url.URL) (*mysql.Config, *Options, error) {
-	o := urlOptions{timeout: 10 * time.Second}
+	o := urlOptions{timeout: dbsession.ConnectTimeout}
 	query, err := url.ParseQuery(u.RawQuery)
 	if err != nil {
 		return nil, nil, fmt.Errorf("the URL's parameters can't be parsed: are special characters percent-encoded?")
@@ -229,6 +243,8 @@ func (o *urlOptions) setTLS(cfg *mysql.Config, host string) error {
 			return fmt.Errorf("parameters of TLS with tls=false")
 		}
 		return nil
+	case o.tls != "true" && (o.tlsCA != "" || o.tlsServerName != ""):
+		return fmt.Errorf("tls=%s verifies nothing, so \"tls_ca\" and \"tls_server_name\" have no effect: use tls=true", o.tls)
 	case (o.tlsCert == "") != (o.tlsKey == ""):
 		return fmt.Errorf("the parameters \"tls_cert\" and \"tls_key\" go together")
 	}

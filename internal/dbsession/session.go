@@ -72,11 +72,13 @@ const (
 	// so that a statement may do without the means to end it.
 	fresh = 500 * time.Millisecond
 
-	// connectTimeout bounds the opening of a session that many wait for, and
-	// waitConnectTimeout that of one to wait on where there is another to ask over.
-	connectTimeout     = 10 * time.Second
+	// waitConnectTimeout bounds the opening of a session to wait on where there is
+	// another to ask over.
 	waitConnectTimeout = 2 * time.Second
 )
+
+// ConnectTimeout bounds the opening of a session.
+const ConnectTimeout = 10 * time.Second
 
 // pick returns an idle session for new locks, or nil if there is none, or another
 // will take them along. Pool.mu is held.
@@ -170,7 +172,7 @@ func (p *Pool) grow() {
 	p.opening++
 	p.growing = true
 	p.tasks.Go(func() {
-		ctx, cancel := context.WithTimeoutCause(p.life, connectTimeout, errSilent)
+		ctx, cancel := context.WithTimeoutCause(p.life, ConnectTimeout, errSilent)
 		defer cancel()
 		_, err := p.open(ctx, sessionShared)
 		p.mu.Lock()

@@ -162,7 +162,7 @@ var errNoConnection = errors.New("can't connect")
 func (p *Pool) hasNoRoom() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.noRoom = time.Now().Add(connectTimeout)
+	p.noRoom = time.Now().Add(ConnectTimeout)
 	return !p.closed && p.anyShared()
 }
 
@@ -250,7 +250,7 @@ func (p *Pool) waitingSession(ctx context.Context, over <-chan time.Time) (*Sess
 	}
 	p.opening++
 	p.mu.Unlock()
-	patience := connectTimeout
+	patience := ConnectTimeout
 	if shared > 0 {
 		patience = waitConnectTimeout
 	}
