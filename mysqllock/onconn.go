@@ -40,14 +40,13 @@ import (
 // connection needs no more. A query that the caller cancels closes the
 // connection, and ends the lock. A wait_timeout of the server applies.
 func OnConn(conn *sql.Conn) *ConnBackend {
-	return &ConnBackend{conn: conn, session: &connSession{conn: conn, lost: make(chan struct{})}, mine: make(map[string]bool)}
+	return &ConnBackend{session: dbsession.NewCaller(conn, errRows, ended), mine: make(map[string]bool)}
 }
 
 // ConnBackend locks on one connection of the caller's. Its methods are safe for
 // concurrent use.
 type ConnBackend struct {
-	conn    *sql.Conn
-	session *connSession
+	session *dbsession.Caller
 
 	mu     sync.Mutex
 	closed bool
@@ -171,7 +170,7 @@ func (h *connHold) ask(query string) (int64, error) {
 		}
 		b.judged = true
 	}
-	got, err := b.session.ask(query)
+	got, err := b.number(query)
 	switch {
 	case errors.Is(err, sql.ErrConnDone):
 		return 0, errConnDone
@@ -187,7 +186,7 @@ func (h *connHold) ask(query string) (int64, error) {
 // judge looks whether the server can be used.
 func (b *ConnBackend) judge() error {
 	found := make(map[string]string)
-	err := b.session.use(func(c *dbsession.Conn) error {
+	err := b.session.Use(func(c *dbsession.Conn) error {
 		return c.Each(showVariables, func(row []sqldriver.Value) { found[dbsession.Text(row[0])] = dbsession.Text(row[1]) })
 	})
 	if err == nil {
@@ -198,7 +197,7 @@ func (b *ConnBackend) judge() error {
 
 // release releases the name; b.mu is held.
 func (b *ConnBackend) release(name string) error {
-	got, err := b.session.ask("SELECT RELEASE_LOCK(" + literal(name) + ")")
+	got, err := b.number("SELECT RELEASE_LOCK(" + literal(name) + ")")
 	if err == nil && got != 1 {
 		err = fmt.Errorf("%w: the server says that its session doesn't hold it", driver.ErrLost)
 	}
@@ -237,13 +236,6 @@ func (h *connHold) giveBack() {
 	}
 }
 
-// connSession is the caller's connection.
-type connSession struct {
-	conn *sql.Conn
-	once sync.Once
-	lost chan struct{}
-}
-
 var (
 	errConnClosed = errors.New("the backend is closed: OnConn makes another on the same connection")
 	errConnDone   = fmt.Errorf("%w: OnConn needs a connection that is open", sql.ErrConnDone)
@@ -251,29 +243,13 @@ var (
 
 var errRows = errors.New("rows are open on the connection (close them first), or a canceled query has closed it")
 
-// use runs f, which sends a statement and reads all of the answer, between two
-// statements of the caller's. Another goroutine's would break the connection.
-func (s *connSession) use(f func(c *dbsession.Conn) error) error {
-	err := s.conn.Raw(func(dc any) error {
-		if v, ok := dc.(sqldriver.Validator); ok && !v.IsValid() {
-			return errRows
-		}
-		c, err := dbsession.Wrap(dc)
-		if err != nil {
-			return err
-		}
-		return f(c)
-	})
-	if err != nil && !errors.Is(err, errRows) {
-		err = s.note(err)
-	}
-	return err
-}
+// ended reports whether the error means the end of the connection.
+func ended(err error) bool { return !errors.Is(err, errRows) && !(&dialect{}).Answered(err) }
 
-// ask returns the number that a query results in; NULL is 0.
-func (s *connSession) ask(query string) (int64, error) {
+// number returns the number that a query results in; NULL is 0.
+func (b *ConnBackend) number(query string) (int64, error) {
 	var st dbsession.Step
-	err := s.use(func(c *dbsession.Conn) error {
+	err := b.session.Use(func(c *dbsession.Conn) error {
 		row, err := c.Text(query)
 		if err != nil {
 			return err
@@ -282,39 +258,3 @@ func (s *connSession) ask(query string) (int64, error) {
 	})
 	return st.Result, err
 }
-
-// note looks whether the error means the end of the connection.
-func (s *connSession) note(err error) error {
-	if (&dialect{}).Answered(err) {
-		return err
-	}
-	s.once.Do(func() { close(s.lost) })
-	return fmt.Errorf("%w: %w", driver.ErrLost, err)
-}
-
-// Lease implements [driver.Session].
-func (s *connSession) Lease() driver.Lease { return driver.Lease{Every: 5 * time.Second} }
-
-// Renew implements [driver.Session]. It sends nothing: that would break the
-// connection if the caller is between two rows, which can't always be seen. A
-// connection that has failed is closed by database/sql at its next use.
-func (s *connSession) Renew(ctx context.Context) error {
-	answered := make(chan error, 1)
-	go func() { answered <- s.conn.Raw(func(any) error { return nil }) }()
-	select {
-	case err := <-answered:
-		if err != nil {
-			err = s.note(err)
-		}
-		return err
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
-// Lost implements [driver.Session].
-func (s *connSession) Lost() <-chan struct{} { return s.lost }
-
-// Abandon implements [driver.Session]. The connection is the caller's: its locks
-// end when he closes it, or the server does.
-func (s *connSession) Abandon() {}
