@@ -378,7 +378,9 @@ func TestTokensOfReaders(t *testing.T) {
 		b := openDir(t, dir)
 		go func() {
 			for range each {
-				g, err := b.Acquire(context.Background(), request(driver.Shared, "a"))
+				r := request(driver.Shared, "a")
+				r.Wait = driver.Forever // until the others have counted
+				g, err := b.Acquire(context.Background(), r)
 				if err != nil {
 					done <- err
 					return
