@@ -27,7 +27,7 @@ help:
 
 .PHONY: test
 test: deps
-	$(GO) test -race -shuffle=on $(TESTFLAGS) work
+	$(GO) test -race -shuffle=on -timeout=30m $(TESTFLAGS) work
 	@$(MAKE) --no-print-directory vet
 
 # The emulator of Azure that azurelock's tests install needs Node.js and npm, and

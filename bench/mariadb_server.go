@@ -8,6 +8,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	mathrand "math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -62,7 +63,7 @@ func startMariaDB(ctx context.Context) (store, error) {
 		"--no-defaults", "--datadir=" + data, "--user=" + account.Username, "--socket=" + filepath.Join(dir, "socket"),
 		"--port=" + port, "--bind-address=127.0.0.1", "--pid-file=" + filepath.Join(dir, "pid"), "--log-error=" + filepath.Join(dir, "log"),
 		"--init-file=" + filepath.Join(dir, "init.sql"), "--max-connections=6000", "--skip-log-bin",
-		"--innodb-buffer-pool-size=32M",
+		"--innodb-buffer-pool-size=32M", "--tmpdir=" + dir, // a server that starts removes the temporary tables of others
 	}
 	init := "CREATE DATABASE IF NOT EXISTS app;\n" +
 		"CREATE USER IF NOT EXISTS root@'127.0.0.1';\nGRANT ALL ON *.* TO root@'127.0.0.1';\n" +
@@ -118,14 +119,18 @@ func lookUp(program string) (string, error) {
 	return path, nil
 }
 
-// freeAddress returns a port of this host that was free just now.
-func freeAddress(ctx context.Context) (string, error) {
-	var c net.ListenConfig
-	l, err := c.Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
+// freeAddress returns a port of this host that was free just now, and that the
+// system gives to nobody who doesn't ask for it.
+func freeAddress(ctx context.Context) (address string, err error) {
+	for range 100 {
+		address = fmt.Sprintf("127.0.0.1:%d", 10_000+mathrand.IntN(2000))
+		var c net.ListenConfig
+		var l net.Listener
+		if l, err = c.Listen(ctx, "tcp", address); err == nil {
+			return address, l.Close()
+		}
 	}
-	return l.Addr().String(), l.Close()
+	return "", err
 }
 
 // run starts the server and waits until it answers.

@@ -53,7 +53,7 @@
 //
 // A case that hangs fails with the stacks of its goroutines, and doesn't keep
 // the others waiting. A case also fails if goroutines that it started are still
-// in the backend's package two seconds after the backends were closed.
+// in the backend's package twenty seconds after the backends were closed.
 //
 // The promises:
 //

@@ -78,7 +78,7 @@ var exclusion = []clause{
 		first := t.start(a, t.request(a, two, driver.Exclusive), wait)
 		second := t.start(b, t.request(b, one, driver.Exclusive), wait)
 		for _, w := range []*waiter{first, second} {
-			w.answered(wait+prompt, "though its time is over")
+			w.answered(wait+patience, "though its time is over")
 			if !errors.Is(w.err, driver.ErrHeld) && !errors.Is(w.err, driver.ErrDeadlock) {
 				t.Errorf("a wait that can't succeed, as the other waits for this one, must end with ErrHeld or ErrDeadlock, not: %v", w.err)
 			}
@@ -98,17 +98,17 @@ var exclusion = []clause{
 	}},
 	{name: "P20_thousand_held_at_once", run: func(t *trial) {
 		a, b := t.two()
-		n := t.many(1000)
 		base := t.resource()
 		name := func(i int) string { return fmt.Sprintf("%s/%d", base, i) }
 		var next atomic.Int64
+		left := countdown(t.many(1000), 50, t.gathering(a))
 		t.together(8, func(int) {
-			for i := int(next.Add(1)) - 1; i < n && !t.Failed(); i = int(next.Add(1)) - 1 {
-				t.hold(a, name(i))
+			for left() && !t.Failed() {
+				t.hold(a, name(int(next.Add(1))-1))
 			}
 		})
 		for range 10 {
-			t.held(b, name(rand.N(n)), "though it is one of the thousand that another holds")
+			t.held(b, name(rand.N(int(next.Load()))), "though it is one of the thousand that another holds")
 		}
 	}},
 	{name: "P25_acquire_after_close_fails", run: func(t *trial) {
@@ -139,7 +139,7 @@ var exclusion = []clause{
 			t.Skip("the backend's grants have no session")
 		}
 		r := t.request(b, name, driver.Exclusive)
-		t.freeWithin(g.Session.Lease().TTL+t.h.lossBound(), b, r, "after its holder's backend was closed")
+		t.freeWithin(g.Session.Lease().TTL+t.lossBound(b), b, r, "after its holder's backend was closed")
 	}},
 	{name: "P26_errors_keep_secrets", run: func(t *trial) {
 		b := t.openUnclosed()

@@ -36,7 +36,7 @@ type Harness struct {
 
 	// LossBound is how long after Sever the loss may take to show, to the holder
 	// and to others. It doesn't cover the pause between renewals. Zero means two
-	// seconds.
+	// seconds. The machine may be slow: more is allowed, but less than a lease.
 	LossBound time.Duration
 
 	// Mute makes the store mute towards b: requests still reach it and are carried

@@ -46,7 +46,7 @@ var lockers = throughDistlock([]clause{
 		ctx, cancel := context.WithCancelCause(t.Context())
 		waits := t.waitFor(ctx, b, name)
 		cancel(errGivenUp)
-		_, err := waits.answered(prompt, "after its context was canceled")
+		_, err := waits.answered(patience, "after its context was canceled")
 		for _, target := range []error{context.Canceled, errGivenUp, distlock.ErrNotAcquired} {
 			if !errors.Is(err, target) {
 				t.Errorf("a wait whose context ended must match %q, but is: %v", target, err)
@@ -58,15 +58,18 @@ var lockers = throughDistlock([]clause{
 		name := t.resource()
 		t.lock(a, name)
 		for _, d := range []time.Duration{0, time.Microsecond, time.Millisecond, 400 * time.Millisecond} {
-			start := time.Now()
-			_, err := b.Acquire(t.Context(), name, distlock.Timeout(d))
-			took := time.Since(start)
-			if !errors.Is(err, distlock.ErrNotAcquired) {
-				t.Fatalf("Timeout(%v): %v", d, err)
-			}
-			if took < d || took > d+prompt {
-				t.Fatalf("Timeout(%v) took %v", d, took)
-			}
+			t.atBest(prompt, fmt.Sprintf("the end of Timeout(%v)", d), func() time.Duration {
+				start := time.Now()
+				_, err := b.Acquire(t.Context(), name, distlock.Timeout(d))
+				took := time.Since(start)
+				if !errors.Is(err, distlock.ErrNotAcquired) {
+					t.Fatalf("Timeout(%v): %v", d, err)
+				}
+				if took < d {
+					t.Fatalf("Timeout(%v) took %v", d, took)
+				}
+				return took - d
+			})
 		}
 	}},
 	{name: "P06_S09_locker_context_ends_no_holding", run: func(t *trial) {
@@ -92,10 +95,10 @@ var lockers = throughDistlock([]clause{
 		ctx, cancel := context.WithCancel(t.Context())
 		waits := t.waitFor(ctx, b, name)
 		cancel()
-		waits.answered(prompt, "after its context was canceled")
+		waits.answered(patience, "after its context was canceled")
 		t.unlock(l)
 		witness := t.open()
-		t.staysFree(prompt, witness, t.request(witness, name, driver.Exclusive), "after its holder released and its waiter gave up")
+		t.staysFree(t.soon(witness), witness, t.request(witness, name, driver.Exclusive), "after its holder released and its waiter gave up")
 	}},
 	{name: "P07_S01_locker_lost_answer_leaves_nothing", needs: "Mute", run: func(t *trial) {
 		backend := t.openUnclosed()
@@ -110,23 +113,23 @@ var lockers = throughDistlock([]clause{
 			t.Fatalf("acquired from a store that is mute: %v", l)
 		}
 		speak()
-		t.unlock(t.lockWithin(2*prompt, b, name, "after an Acquire whose answer was lost"))
+		t.unlock(t.lockWithin(t.soon(backend), b, name, "after an Acquire whose answer was lost"))
 	}},
 	{name: "P08_S02_locker_returns_when_the_store_is_mute", needs: "Mute", run: func(t *trial) {
 		backend := t.openUnclosed()
 		a := t.lockerOn(backend, nil)
 		speak := t.h.Mute(t, backend)
 		defer speak()
-		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-		defer cancel()
-		start := time.Now()
-		_, err := a.Acquire(ctx, t.resource())
-		if took := time.Since(start); took > 300*time.Millisecond+prompt {
-			t.Fatalf("Acquire returned %v after it began, with a context of 300ms", took)
-		}
-		if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, distlock.ErrNotAcquired) {
-			t.Fatalf("no contention was seen, the deadline passed, but: %v", err)
-		}
+		t.atBest(prompt, "the return after the context ended", func() time.Duration {
+			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+			defer cancel()
+			start := time.Now()
+			_, err := a.Acquire(ctx, t.resource())
+			if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, distlock.ErrNotAcquired) {
+				t.Fatalf("no contention was seen, the deadline passed, but: %v", err)
+			}
+			return time.Since(start) - 300*time.Millisecond
+		})
 	}},
 	{name: "P09_S11_locker_release_of_the_lost_is_ErrLost", needs: "Sever", run: func(t *trial) {
 		tap := &tap{Backend: t.openUnclosed()}
@@ -134,7 +137,7 @@ var lockers = throughDistlock([]clause{
 		name := t.resource()
 		l := t.lock(a, name)
 		tap.sever(t)
-		next := t.lockWithin(t.h.lossBound(), b, name, "after its holder's session was ended")
+		next := t.lockWithin(t.lossBound(tap), b, name, "after its holder's session was ended")
 		if err := l.Release(); !errors.Is(err, distlock.ErrLost) {
 			t.Fatalf("Release of what was lost must be ErrLost, not: %v", err)
 		}
@@ -151,7 +154,7 @@ var lockers = throughDistlock([]clause{
 		ctx, cancel := l.Context(t.Context())
 		defer cancel()
 		lease := tap.sever(t)
-		bound := t.h.lossBound() + prompt + lease.Every + lease.TTL
+		bound := t.h.lossBound() + slack + lease.Every + lease.TTL
 		select {
 		case <-l.Done():
 		case <-time.After(bound):
@@ -162,8 +165,8 @@ var lockers = throughDistlock([]clause{
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(prompt):
-			t.Fatalf("the lock's context isn't done %v after the lock was lost", prompt)
+		case <-time.After(patience):
+			t.Fatalf("the lock's context isn't done %v after the lock was lost", patience)
 		}
 		if cause := context.Cause(ctx); !errors.Is(cause, distlock.ErrLost) {
 			t.Errorf("the cause of the lock's context is: %v", cause)
@@ -171,7 +174,7 @@ var lockers = throughDistlock([]clause{
 		if err := l.Release(); !errors.Is(err, distlock.ErrLost) {
 			t.Errorf("Release of a lock that was lost: %v", err)
 		}
-		t.eventually(prompt, "Trace.Lost is called", func() bool { return told.Load() > 0 })
+		t.eventually(patience, "Trace.Lost is called", func() bool { return told.Load() > 0 })
 		time.Sleep(settled)
 		if n := told.Load(); n != 1 {
 			t.Errorf("Trace.Lost was called %d times", n)
@@ -182,7 +185,7 @@ var lockers = throughDistlock([]clause{
 		a, b := t.lockerOn(tap, nil), t.locker(nil)
 		name := t.resource()
 		l := t.lock(a, name)
-		bound := 2*t.h.ttl(tap.Info()) + prompt
+		bound := 2*t.h.ttl(tap.Info()) + slack
 		next := t.lockWithin(bound, b, name, "though its holder could not renew the lease")
 		if err := l.Err(); !errors.Is(err, distlock.ErrLost) {
 			t.Fatalf("another has got it, but its holder's Err is: %v", err)
@@ -219,7 +222,8 @@ var lockers = throughDistlock([]clause{
 	}},
 	{name: "P16_S17_dropped_lock_is_reported_and_freed", real: true, run: func(t *trial) {
 		dropped := make(chan distlock.Event, 1)
-		a := t.locker(&distlock.Trace{Dropped: func(e distlock.Event) { dropped <- e }})
+		backend := t.openUnclosed()
+		a := t.lockerOn(backend, &distlock.Trace{Dropped: func(e distlock.Event) { dropped <- e }})
 		b := t.locker(nil)
 		name := t.resource()
 		func() {
@@ -239,7 +243,7 @@ var lockers = throughDistlock([]clause{
 				return false
 			}
 		})
-		t.unlock(t.lockWithin(prompt, b, name, "after its lock was dropped"))
+		t.unlock(t.lockWithin(t.soon(backend), b, name, "after its lock was dropped"))
 	}},
 	{name: "P18_locker_serves_in_order", run: func(t *trial) {
 		const n = 10
@@ -259,7 +263,7 @@ var lockers = throughDistlock([]clause{
 			})
 			select {
 			case <-queued:
-			case <-time.After(prompt):
+			case <-time.After(patience):
 				t.Fatalf("waiter %d doesn't wait", i)
 			}
 		}
@@ -285,10 +289,10 @@ var lockers = throughDistlock([]clause{
 		first := t.waitFor(ctx, a, name)
 		second := t.waitFor(t.Context(), a, name)
 		cancel()
-		first.answered(prompt, "after its context was canceled")
+		first.answered(patience, "after its context was canceled")
 		time.Sleep(settled) // until the second has asked the store in its stead
 		t.unlock(l)
-		got, err := second.answered(2*prompt, "after a release, with another waiter that had given up before")
+		got, err := second.answered(patience, "after a release, with another waiter that had given up before")
 		if err != nil {
 			t.Fatalf("Acquire, after another waiter had given up: %v", err)
 		}
@@ -309,7 +313,7 @@ var lockers = throughDistlock([]clause{
 		t.notMuchMore(before)
 		cancel()
 		for _, w := range waits {
-			w.answered(prompt, "after its context was canceled")
+			w.answered(patience, "after its context was canceled")
 		}
 		t.unlock(l)
 	}},
@@ -329,9 +333,12 @@ var lockers = throughDistlock([]clause{
 		before := heap()
 		const n = 2000
 		use(100, 100+n)
-		t.eventually(prompt, "the memory for two thousand names is given back", func() bool {
-			return heap() < before+n*2000
-		})
+		for collections := 0; heap() >= before+n*2000; collections++ {
+			if collections == 40 {
+				t.Fatalf("the memory for two thousand names is not given back")
+			}
+			time.Sleep(settled)
+		}
 	}},
 	{name: "P21_do_ends_with_the_lock", needs: "Sever", run: func(t *trial) {
 		tap := &tap{Backend: t.openUnclosed()}
@@ -342,7 +349,7 @@ var lockers = throughDistlock([]clause{
 			lease := tap.sever(t)
 			select {
 			case <-ctx.Done():
-			case <-time.After(t.h.lossBound() + prompt + lease.Every + lease.TTL):
+			case <-time.After(t.h.lossBound() + slack + lease.Every + lease.TTL):
 				t.Errorf("the context isn't done though the lock was lost")
 			}
 			return errWork
@@ -374,19 +381,16 @@ var lockers = throughDistlock([]clause{
 		}
 	}},
 	{name: "P22_all_or_nothing", run: func(t *trial) {
-		a, b := t.locker(nil), t.locker(nil)
+		backend := t.openUnclosed()
+		a, b := t.lockerOn(backend, nil), t.locker(nil)
 		base := t.resource()
 		names := []string{base + "c", base + "a", base + "b", base + "a"}
 		l := t.lock(b, base+"c")
-		if all, err := a.AcquireAll(t.Context(), names, distlock.Timeout(50*time.Millisecond)); !errors.Is(err, distlock.ErrNotAcquired) {
+		if all, err := a.AcquireAll(t.Context(), names, distlock.Timeout(500*time.Millisecond)); !errors.Is(err, distlock.ErrNotAcquired) {
 			t.Fatalf("AcquireAll of what another has a part of: %v, %v", all, err)
 		}
 		for _, s := range names[1:] {
-			one, err := b.TryAcquire(t.Context(), s)
-			if err != nil {
-				t.Fatalf("AcquireAll failed, but left a part held: %v", err)
-			}
-			t.unlock(one)
+			t.unlock(t.lockWithin(t.soon(backend), b, s, "though AcquireAll failed"))
 		}
 		t.unlock(l)
 		all, err := a.AcquireAll(t.Context(), names, distlock.Timeout(patience))
@@ -438,8 +442,8 @@ var lockers = throughDistlock([]clause{
 				}
 			})
 		}
-		t.eventually(prompt, "readers come and go", func() bool { return read.Load() > 10 })
-		t.unlock(t.lockWithin(2*prompt, a, name, "beside readers that come and go"))
+		t.eventually(patience, "readers come and go", func() bool { return read.Load() > 10 })
+		t.unlock(t.lockWithin(patience, a, name, "beside readers that come and go"))
 	}},
 	{name: "P23_locker_semaphore_keeps_its_limit", modes: withPermits, run: func(t *trial) {
 		a, b := t.locker(nil), t.locker(nil)
@@ -460,14 +464,19 @@ var lockers = throughDistlock([]clause{
 		reader := t.lock(b, name, distlock.Shared())
 		l := t.lock(a, name, distlock.Upgradeable())
 		before, _ := l.Token()
-		if err := l.Upgrade(t.Context(), distlock.Timeout(50*time.Millisecond)); !errors.Is(err, distlock.ErrNotAcquired) {
+		if err := l.Upgrade(t.Context(), distlock.Timeout(500*time.Millisecond)); !errors.Is(err, distlock.ErrNotAcquired) {
 			t.Fatalf("Upgrade beside a reader: %v", err)
 		}
 		t.taken(b, name, "though an upgrade that ended without success must keep it upgradeable", distlock.Upgradeable())
 		t.unlock(reader)
-		if err := l.Upgrade(t.Context(), distlock.Timeout(patience)); err != nil {
-			t.Fatalf("Upgrade, after the reader had left: %v", err)
-		}
+		// On a slow machine the one before may still be under way.
+		t.eventually(patience, "Upgrade succeeds after the reader left", func() bool {
+			err := l.Upgrade(t.Context(), distlock.Timeout(patience))
+			if err != nil {
+				t.Logf("Upgrade: %v", err)
+			}
+			return err == nil
+		})
 		if after, ok := l.Token(); ok && after <= before {
 			t.Errorf("token %d of Upgrade, not larger than %d", after, before)
 		}
@@ -483,7 +492,7 @@ var lockers = throughDistlock([]clause{
 		if err := a.Close(); err != nil {
 			t.Fatalf("Close: %v", err)
 		}
-		if _, err := waits.answered(prompt, "after Close"); !errors.Is(err, distlock.ErrClosed) {
+		if _, err := waits.answered(patience, "after Close"); !errors.Is(err, distlock.ErrClosed) {
 			t.Errorf("a wait that Close ended must be ErrClosed, but is: %v", err)
 		}
 		if held.Err() == nil {
@@ -516,7 +525,7 @@ func (t *trial) locker(trace *distlock.Trace) *distlock.Locker {
 }
 
 func (t *trial) lockerOn(b driver.Backend, trace *distlock.Trace) *distlock.Locker {
-	l := distlock.New(b, &distlock.Options{TTL: t.h.ttl(b.Info()), Trace: trace})
+	l := distlock.New(b, &distlock.Options{TTL: t.h.ttl(b.Info()), ReleaseTimeout: slack, Trace: trace})
 	t.Cleanup(func() {
 		if err := l.Close(); err != nil {
 			t.Errorf("Locker.Close: %v", err)

@@ -87,7 +87,7 @@ var modes = []clause{
 		w := t.wait(b, t.request(b, name, driver.Exclusive), patience)
 		t.release(first)
 		t.release(second)
-		w.granted(wakeBound(b), "after the last reader had left")
+		w.granted(t.wakeBound(b), "after the last reader had left")
 	}},
 	{name: "P23_S28_writer_wakes_all_readers", modes: withShared, run: func(t *trial) {
 		a, b := t.two()
@@ -96,8 +96,8 @@ var modes = []clause{
 		first := t.wait(b, t.request(b, name, driver.Shared), patience)
 		second := t.wait(b, t.request(b, name, driver.Shared), patience)
 		t.release(g)
-		first.granted(wakeBound(b), "after the writer had left")
-		second.granted(wakeBound(b), "after the writer had left, beside another reader")
+		first.granted(t.wakeBound(b), "after the writer had left")
+		second.granted(t.wakeBound(b), "after the writer had left, beside another reader")
 	}},
 
 	{name: "P23_all_permits_can_be_had", modes: withPermits, run: func(t *trial) {
@@ -152,7 +152,7 @@ var modes = []clause{
 		t.take(a, t.permit(a, name, 2))
 		w := t.wait(b, t.permit(b, name, 2), patience)
 		t.release(g)
-		w.granted(wakeBound(b), "after one was released")
+		w.granted(t.wakeBound(b), "after one was released")
 	}},
 	{name: "P23_permits_stay_within_their_limit", modes: withPermits, run: permitsInUse},
 	{name: "P23_semaphore_is_not_the_lock", modes: withPermits, run: func(t *trial) {
@@ -188,7 +188,7 @@ var modes = []clause{
 		g := t.get(a, r)
 		t.take(b, t.permit(b, name, 2))
 		t.h.Sever(t, a, r, g)
-		t.freeWithin(t.h.lossBound(), b, t.permit(b, name, 2), "after its holder's session was ended")
+		t.freeWithin(t.lossBound(b), b, t.permit(b, name, 2), "after its holder's session was ended")
 		t.take(b, t.permit(b, name, 2))
 		t.refused(b, t.permit(b, name, 2), "though both are taken, one of them after a loss")
 	}},
@@ -260,8 +260,8 @@ var modes = []clause{
 			if err != nil {
 				t.Fatalf("Upgrade, after the reader had left: %v", err)
 			}
-		case <-time.After(wakeBound(a)):
-			t.Fatalf("Upgrade still waits %v after the reader left", wakeBound(a))
+		case <-time.After(t.wakeBound(a)):
+			t.Fatalf("Upgrade still waits %v after the reader left", t.wakeBound(a))
 		}
 		t.refused(b, t.request(b, name, driver.Shared), "though another was upgraded")
 	}},
@@ -311,8 +311,8 @@ var modes = []clause{
 			if err == nil {
 				t.Fatalf("Upgrade succeeded though there is a reader")
 			}
-		case <-time.After(prompt):
-			t.Fatalf("Upgrade returned not within %v after its context was canceled", prompt)
+		case <-time.After(patience):
+			t.Fatalf("Upgrade returned not within %v after its context was canceled", patience)
 		}
 		t.refused(b, t.request(b, name, driver.Upgradeable), "though an upgrade that was canceled must keep it upgradeable")
 		t.release(reader)
@@ -326,7 +326,7 @@ var modes = []clause{
 		t.take(b, t.request(b, name, driver.Shared))
 		g := t.take(a, t.request(a, name, driver.Upgradeable))
 		t.upgrade(g, 50*time.Millisecond)
-		t.freeWithin(prompt, b, t.request(b, name, driver.Shared), "after an upgrade that ended without success")
+		t.freeWithin(t.soon(b), b, t.request(b, name, driver.Shared), "after an upgrade that ended without success")
 	}},
 	{name: "P23_upgrade_never_lets_go", modes: withUpgradeable | withShared, run: func(t *trial) {
 		a, b := t.two()
@@ -349,11 +349,11 @@ var modes = []clause{
 				}
 			case <-writer.done:
 				t.Fatalf("a waiting writer got in while an upgradeable holding was upgraded")
-			case <-time.After(wakeBound(a)):
-				t.Fatalf("Upgrade still waits %v after the reader left", wakeBound(a))
+			case <-time.After(t.wakeBound(a)):
+				t.Fatalf("Upgrade still waits %v after the reader left", t.wakeBound(a))
 			}
 			t.release(g)
-			t.release(writer.granted(wakeBound(b), "after the upgraded holding was released"))
+			t.release(writer.granted(t.wakeBound(b), "after the upgraded holding was released"))
 		}
 	}},
 }

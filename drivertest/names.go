@@ -89,7 +89,11 @@ func areDistinct(t *trial, names []string) {
 	b := t.open()
 	prefix := fmt.Sprintf("%s%x-%x", once[:4], t.number, t.names.Add(1))
 	held := make(map[string]driver.Grant)
+	left := countdown(len(names), 100, t.gathering(b))
 	for _, s := range names {
+		if !left() {
+			return
+		}
 		r := t.request(b, prefix+s, driver.Exclusive)
 		g, err := t.try(b, r)
 		switch {

@@ -78,7 +78,7 @@ func serve(in io.Reader, out io.Writer, ttl string, open func() (driver.Backend,
 		return err
 	}
 	c := &child{held: make(map[string]*distlock.Lock), out: json.NewEncoder(out)}
-	c.locks = distlock.New(b, &distlock.Options{TTL: lease, Trace: &distlock.Trace{
+	c.locks = distlock.New(b, &distlock.Options{TTL: lease, ReleaseTimeout: slack, Trace: &distlock.Trace{
 		Waiting: func(context.Context, distlock.Event) {
 			if !c.quiet.Load() {
 				c.say(reply{Waiting: true})
@@ -143,7 +143,7 @@ func (c *child) count(o order) (int, error) {
 	for range o.Workers {
 		go func() {
 			var err error
-			for err == nil && time.Now().Before(deadline) {
+			for first := true; err == nil && (first || time.Now().Before(deadline)); first = false {
 				err = c.locks.Do(context.Background(), o.Name, func(context.Context) error { return increment(o.File) })
 				if err == nil {
 					done.Add(1)
@@ -248,7 +248,7 @@ var processes = throughDistlock([]clause{
 		name := t.resource()
 		p.ask(order{Do: "acquire", Name: name, Timeout: patience}).mustSucceed(t)
 		p.kill()
-		bound := t.h.lossBound() + t.h.ttl(b.Info())
+		bound := t.lossBound(b) + t.h.ttl(b.Info())
 		t.freeWithin(bound, b, t.request(b, name, driver.Exclusive), "after its holder's process was killed")
 	}},
 	{name: "P07_killed_waiter_leaves_nothing", needs: "Process", real: true, run: func(t *trial) {
@@ -263,7 +263,7 @@ var processes = throughDistlock([]clause{
 		time.Sleep(settled) // until it has asked a second time
 		p.kill()
 		t.release(g)
-		bound := t.h.lossBound() + t.h.ttl(b.Info())
+		bound := t.lossBound(b) + t.h.ttl(b.Info())
 		t.staysFree(bound, b, t.request(b, name, driver.Exclusive), "after its holder released and its waiter's process was killed")
 	}},
 	{name: "P11_S23_stopped_holder_keeps_it", needs: "Process", real: true, run: func(t *trial) {
@@ -288,10 +288,10 @@ var processes = throughDistlock([]clause{
 		name, file := t.resource(), t.file("")
 		p.ask(order{Do: "acquire", Name: name, Timeout: patience}).mustSucceed(t)
 		p.ask(order{Do: "work", Name: name, File: file}).mustSucceed(t)
-		t.eventually(prompt, "the holder works", func() bool { return t.size(file) > 0 })
+		t.eventually(slack, "the holder works", func() bool { return t.size(file) > 0 })
 		goOn := p.stop()
 		ttl := t.h.ttl(b.Info())
-		bound := ttl + ttl/4 + prompt
+		bound := ttl + ttl/4 + slack
 		next, err := t.persist(t.Context(), b, t.request(b, name, driver.Exclusive), bound)
 		if err != nil {
 			t.Fatalf("not free %v after its holder's process was stopped: %v", bound, err)
@@ -299,7 +299,7 @@ var processes = throughDistlock([]clause{
 		t.keep(next)
 		before := t.size(file)
 		goOn()
-		if r := p.result(ttl + prompt); !r.Lost {
+		if r := p.result(ttl + slack); !r.Lost {
 			t.Errorf("the holder doesn't see the loss: %+v", r)
 		}
 		// One piece of work may have been under way between the look at the lock and

@@ -122,7 +122,7 @@ func (c *session) Abandon() {
 	if s.is("Abandon blocks") {
 		select {
 		case <-s.end:
-		case <-time.After(10 * time.Second):
+		case <-time.After(time.Hour):
 		}
 	}
 	s.mu.Lock()

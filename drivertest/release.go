@@ -60,8 +60,8 @@ var releasing = []clause{
 		if err := t.releaseErr(g); err != nil && !errors.Is(err, driver.ErrLost) {
 			t.Fatalf("Release, after one whose context was done: %v", err)
 		}
-		t.freeWithin(prompt, b, t.request(b, name, driver.Exclusive), "after a Release that failed and one that didn't")
-		t.freeWithin(prompt, a, t.request(a, name, driver.Exclusive), "for the backend whose Release had failed")
+		t.freeWithin(t.soon(b), b, t.request(b, name, driver.Exclusive), "after a Release that failed and one that didn't")
+		t.freeWithin(t.soon(a), a, t.request(a, name, driver.Exclusive), "for the backend whose Release had failed")
 	}},
 	{name: "P09_release_after_loss_is_ErrLost", needs: "Sever", run: func(t *trial) {
 		a, b := t.two()
@@ -111,7 +111,7 @@ var releasing = []clause{
 		r := t.request(b, name, driver.Exclusive)
 		g := t.get(b, r)
 		t.h.Sever(t, b, r, g)
-		t.eventually(t.h.lossBound(), "a resource that was never held can be had after another was lost", func() bool {
+		t.eventually(t.lossBound(b), "a resource that was never held can be had after another was lost", func() bool {
 			r := t.request(b, t.resource(), driver.Exclusive)
 			g, err := t.try(b, r)
 			if err != nil {
@@ -120,7 +120,7 @@ var releasing = []clause{
 			}
 			return t.releaseErr(g) == nil
 		})
-		t.freeWithin(t.h.lossBound(), b, t.request(b, name, driver.Exclusive), "for the backend that lost it")
+		t.freeWithin(t.lossBound(b), b, t.request(b, name, driver.Exclusive), "for the backend that lost it")
 	}},
 	{name: "P10_S32_backend_survives_a_restart", needs: "Restart", alone: true, run: func(t *trial) {
 		b := t.open()
@@ -157,7 +157,7 @@ var releasing = []clause{
 			return taken || errors.Is(err, driver.ErrHeld)
 		})
 		if taken {
-			t.reportsLoss(g, "after a restart that freed it")
+			t.reportsLoss(a, g, "after a restart that freed it")
 		}
 	}},
 }
@@ -180,15 +180,15 @@ func (t *trial) takeExpired(b driver.Backend, name string, g driver.Grant) drive
 
 // expirySlack is how much longer than its lease a dead holder may keep others
 // out.
-func expirySlack(g driver.Grant) time.Duration { return prompt + g.Session.Lease().TTL/4 }
+func expirySlack(g driver.Grant) time.Duration { return slack + g.Session.Lease().TTL/4 }
 
 // reportsLoss fails the case if the session doesn't own up to its end in time.
-func (t *trial) reportsLoss(g driver.Grant, why string) {
+func (t *trial) reportsLoss(b driver.Backend, g driver.Grant, why string) {
 	t.Helper()
 	if g.Session == nil {
 		t.Fatalf("a holding ended %s, but its grant has no session", why)
 	}
-	t.eventually(t.h.lossBound(), "Renew returns ErrLost, or Lost is closed, "+why, func() bool {
+	t.eventually(t.lossBound(b), "Renew returns ErrLost, or Lost is closed, "+why, func() bool {
 		select {
 		case <-g.Session.Lost():
 			return true

@@ -41,7 +41,7 @@ func Run(t *testing.T, h Harness) {
 		t.Fatalf("Close of a backend that wasn't used: %v", err)
 	}
 
-	r := &running{t: t, h: &h, limit: time.Minute + 6*h.ttl(info), leftOut: make(map[string][]string)}
+	r := &running{t: t, h: &h, limit: watchdogAfter(h.ttl(info)), leftOut: make(map[string][]string)}
 	var atDriver, throughDistlock []clause
 	for _, c := range all {
 		switch reason := c.missing(&h, info); {

@@ -3,6 +3,7 @@ package drivertest
 import (
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/distlock-go/distlock/driver"
@@ -69,17 +70,19 @@ func executed(t *testing.T, limit time.Duration, f func(t *trial)) outcome {
 }
 
 func TestHangingCase(t *testing.T) {
-	release := make(chan struct{})
-	cleaned := make(chan struct{})
-	o := executed(t, 50*time.Millisecond, func(t *trial) {
-		t.Cleanup(func() { close(cleaned) })
-		stuckInTheBackend(release)
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		cleaned := make(chan struct{})
+		o := executed(t, time.Minute, func(t *trial) {
+			t.Cleanup(func() { close(cleaned) })
+			stuckInTheBackend(release)
+		})
+		if !o.failed || !strings.Contains(text(o), "it hangs") || !strings.Contains(text(o), "stuckInTheBackend") {
+			t.Errorf("a hanging case must fail and show where, but: %+v", o)
+		}
+		close(release)
+		<-cleaned
 	})
-	if !o.failed || !strings.Contains(text(o), "it hangs") || !strings.Contains(text(o), "stuckInTheBackend") {
-		t.Errorf("a hanging case must fail and show where, but: %+v", o)
-	}
-	close(release)
-	<-cleaned
 }
 
 func stuckInTheBackend(until <-chan struct{}) { <-until }
@@ -124,18 +127,20 @@ func TestFailureIsAtTheCallerOfHelpers(t *testing.T) {
 // A goroutine that all backends share is no leak while others use it.
 func TestSharedGoroutine(t *testing.T) {
 	for _, ends := range []bool{true, false} {
-		stop := make(chan struct{})
-		c := clause{name: "case", run: func(*trial) { go stuckInTheBackend(stop) }}
-		o := c.execute(t, newStore("", false).harness(), time.Minute, func() {}, func() {
-			if ends {
+		synctest.Test(t, func(t *testing.T) {
+			stop := make(chan struct{})
+			c := clause{name: "case", run: func(*trial) { go stuckInTheBackend(stop) }}
+			o := c.execute(t, newStore("", false).harness(), time.Minute, func() {}, func() {
+				if ends {
+					close(stop)
+				}
+			})
+			if o.failed == ends {
+				t.Errorf("it ends with the last backend: %t, but the case failed: %t: %s", ends, o.failed, text(o))
+			}
+			if !ends {
 				close(stop)
 			}
 		})
-		if o.failed == ends {
-			t.Errorf("it ends with the last backend: %t, but the case failed: %t: %s", ends, o.failed, text(o))
-		}
-		if !ends {
-			close(stop)
-		}
 	}
 }

@@ -17,12 +17,16 @@ import (
 )
 
 const (
-	// prompt is the most that anything may take that should happen at once. It
-	// allows for a slow machine and a distant store.
+	// prompt is the most that anything may take, at best, that should happen at
+	// once. It allows for a distant store.
 	prompt = 2 * time.Second
 
+	// slack is how much more a machine may take that is slow, or stands still for a
+	// while.
+	slack = 20 * time.Second
+
 	// patience is how long the suite waits for what must happen at some time.
-	patience = 15 * time.Second
+	patience = time.Minute
 
 	// settled is how long a call must have been out without an answer to count as
 	// waiting.
@@ -127,6 +131,26 @@ func (t *trial) many(n int) int {
 	return n
 }
 
+// countdown returns a function that is true n times; on a slow store, where that
+// takes longer than within, not so often, but least times.
+func countdown(n, least int, within time.Duration) (left func() bool) {
+	var done atomic.Int64
+	deadline := time.Now().Add(within)
+	return func() bool {
+		i := int(done.Add(1))
+		return i <= n && (i <= least || time.Now().Before(deadline))
+	}
+}
+
+// gathering is how long a case may take to get all that it then holds at once: who
+// has leases must be able to renew them all in a third of one.
+func (t *trial) gathering(b driver.Backend) time.Duration {
+	if ttl := t.h.ttl(b.Info()); ttl > 0 {
+		return min(slack, ttl/3)
+	}
+	return slack
+}
+
 // two returns two backends on the store.
 func (t *trial) two() (a, b driver.Backend) {
 	t.Helper()
@@ -141,6 +165,18 @@ var once = rand.Text()[:8]
 func (t *trial) resource() string {
 	return fmt.Sprintf("drivertest/%s/%s/%d/%d", once, t.name, t.number, t.names.Add(1))
 }
+
+// soon is how long the suite waits for what must be given back. It is shorter than
+// a lease, which would set it free as well.
+func (t *trial) soon(b driver.Backend) time.Duration {
+	if ttl := t.h.ttl(b.Info()); ttl > 0 {
+		return min(slack, ttl*2/3)
+	}
+	return slack
+}
+
+// lossBound is how long the suite waits for a loss to show.
+func (t *trial) lossBound(b driver.Backend) time.Duration { return t.h.lossBound() + t.soon(b) }
 
 // request returns a new attempt to get the resource.
 func (t *trial) request(b driver.Backend, resource string, mode driver.Mode) driver.Request {
@@ -179,7 +215,7 @@ func (t *trial) ask(ctx context.Context, b driver.Backend, r driver.Request) (dr
 			if t.isClosed(b) {
 				return
 			}
-			ctx, cancel := context.WithTimeout(context.Background(), prompt)
+			ctx, cancel := context.WithTimeout(context.Background(), slack)
 			defer cancel()
 			// Most are released already; what can't be must not outlive the case.
 			g.Hold.Release(ctx)
@@ -379,6 +415,19 @@ func (t *trial) eventually(bound time.Duration, what string, condition func() bo
 	}
 }
 
+// atBest calls f, which returns how late something was, and fails the case if it is
+// always later than the bound: a slow machine is late once, or for a while.
+func (t *trial) atBest(bound time.Duration, what string, f func() (late time.Duration)) {
+	t.Helper()
+	best := f()
+	for deadline, n := time.Now().Add(patience), 1; best > bound; n++ {
+		if n >= 3 && time.Now().After(deadline) {
+			t.Fatalf("%s: %v late at best, in %d attempts, want at most %v", what, best, n, bound)
+		}
+		best = min(best, f())
+	}
+}
+
 // throughout fails the case if the condition ceases to be true within d.
 func (t *trial) throughout(d time.Duration, what string, condition func() bool) {
 	t.Helper()
@@ -503,7 +552,11 @@ func (t *trial) wait(b driver.Backend, r driver.Request, d time.Duration) *waite
 
 // start starts to ask for the resource.
 func (t *trial) start(b driver.Backend, r driver.Request, d time.Duration) *waiter {
-	ctx, cancel := context.WithCancelCause(context.Background())
+	return t.startWithin(context.Background(), b, r, d)
+}
+
+func (t *trial) startWithin(ctx context.Context, b driver.Backend, r driver.Request, d time.Duration) *waiter {
+	ctx, cancel := context.WithCancelCause(ctx)
 	w := &waiter{trial: t, backend: b, request: r, cancel: cancel, done: make(chan struct{}), since: time.Now()}
 	t.Cleanup(func() { cancel(nil) })
 	go func() {
@@ -539,11 +592,11 @@ func (w *waiter) granted(bound time.Duration, why string) driver.Grant {
 
 // giveUp cancels the call and sees to it that nothing remains of it, as package
 // distlock does.
-func (w *waiter) giveUp(bound time.Duration) {
+func (w *waiter) giveUp() {
 	t := w.trial
 	t.Helper()
 	w.cancel(errGivenUp)
-	w.answered(bound, "after its context ended")
+	w.answered(patience, "after its context ended")
 	if w.err == nil {
 		t.releaseErr(w.grant)
 	} else {

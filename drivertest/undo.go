@@ -23,7 +23,7 @@ var undoing = []clause{
 			if m == driver.Permit {
 				witness = t.permit(b, r.Resource, 1)
 			}
-			t.freeWithin(prompt, b, witness, "after Undo of the attempt that had got it")
+			t.freeWithin(t.soon(b), b, witness, "after Undo of the attempt that had got it")
 		}
 	}},
 	{name: "P07_S01_undo_by_another_backend", run: func(t *trial) {
@@ -34,7 +34,7 @@ var undoing = []clause{
 			t.Skip("the backend's sessions are connections; what hangs on one ends with it")
 		}
 		t.undone(u, r)
-		t.freeWithin(prompt, b, t.request(b, r.Resource, driver.Exclusive), "after Undo through another backend")
+		t.freeWithin(t.soon(b), b, t.request(b, r.Resource, driver.Exclusive), "after Undo through another backend")
 	}},
 	{name: "P07_undo_of_nothing_is_nil", run: func(t *trial) {
 		b := t.open()
@@ -92,21 +92,16 @@ var silence = []clause{
 		a := t.open()
 		speak := t.h.Mute(t, a)
 		defer speak()
-		ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
-		defer cancel()
-		answer := make(chan error, 1)
-		go func() {
-			_, err := t.ask(ctx, a, t.request(a, t.resource(), driver.Exclusive))
-			answer <- err
-		}()
-		select {
-		case err := <-answer:
-			if err == nil || errors.Is(err, driver.ErrHeld) {
-				t.Fatalf("an answer of a store that is mute: %v", err)
+		t.atBest(prompt, "the return after the context ended, while the store is mute", func() time.Duration {
+			ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
+			defer cancel()
+			w := t.startWithin(ctx, a, t.request(a, t.resource(), driver.Exclusive), 0)
+			w.answered(patience, "after the context ended, while the store is mute")
+			if w.err == nil || errors.Is(w.err, driver.ErrHeld) {
+				t.Fatalf("an answer of a store that is mute: %v", w.err)
 			}
-		case <-time.After(500*time.Millisecond + prompt):
-			t.Fatalf("no return %v after the context ended, while the store is mute", prompt)
-		}
+			return w.answer.Sub(w.since) - 500*time.Millisecond
+		})
 	}},
 	{name: "P08_S02_answers_within_what_it_says", needs: "Mute bound", run: func(t *trial) {
 		a := t.open()
@@ -124,7 +119,7 @@ var silence = []clause{
 			answers <- outcome{"Acquire", err}
 		}()
 		go func() { answers <- outcome{"Release", g.Hold.Release(context.Background())} }()
-		bound := time.After(a.Info().AnswersWithin + prompt)
+		bound := time.After(a.Info().AnswersWithin + slack)
 		for range 2 {
 			select {
 			case o := <-answers:
@@ -151,7 +146,7 @@ var silence = []clause{
 			t.Fatalf("granted by a store that is mute: %v", g)
 		}
 		t.undo(a, r, err)
-		t.freeWithin(prompt, b, t.request(b, name, driver.Exclusive), "after an Acquire whose answer was lost")
+		t.freeWithin(t.soon(b), b, t.request(b, name, driver.Exclusive), "after an Acquire whose answer was lost")
 	}},
 	{name: "P10_lost_answer_to_release_can_be_repeated", needs: "Mute", run: func(t *trial) {
 		a, b := t.two()
@@ -163,11 +158,11 @@ var silence = []clause{
 		defer cancel()
 		t.saw(g.Hold.Release(ctx))
 		speak()
-		t.eventually(prompt, "Release succeeds, after one whose answer was lost", func() bool {
+		t.eventually(t.soon(b), "Release succeeds, after one whose answer was lost", func() bool {
 			err := t.releaseErr(g)
 			return err == nil || errors.Is(err, driver.ErrLost)
 		})
-		t.freeWithin(prompt, b, t.request(b, name, driver.Exclusive), "after it was released twice")
+		t.freeWithin(t.soon(b), b, t.request(b, name, driver.Exclusive), "after it was released twice")
 	}},
 	{name: "P12_renewal_that_got_no_answer_is_not_a_loss", needs: "Mute leases", run: func(t *trial) {
 		a := t.open()
@@ -180,7 +175,7 @@ var silence = []clause{
 			t.Fatalf("Renew must not know what the store doesn't say, but: %v", err)
 		}
 		speak()
-		t.eventually(g.Session.Lease().TTL/2, "Renew is nil again, after one that got no answer", func() bool {
+		t.eventually(g.Session.Lease().TTL, "Renew is nil again, after one that got no answer", func() bool {
 			return t.renew(g.Session) == nil
 		})
 	}},

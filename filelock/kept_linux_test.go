@@ -45,10 +45,24 @@ func idleOf(b *Backend, resource string, mode driver.Mode) idle {
 	return n.idle
 }
 
+// untidied is a backend with a line that keeps open what it keeps, however long it
+// isn't used, until tidy is called.
+func untidied(t testing.TB) (b *Backend, tidy func()) {
+	t.Helper()
+	b = lined(t)
+	b.resting = true
+	return b, func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.resting = false
+		b.rest()
+	}
+}
+
 // The next lock of the same name goes on with the files of the one before, which
 // nobody else has to take notice of meanwhile.
 func TestKept(t *testing.T) {
-	b := lined(t)
+	b, _ := untidied(t)
 	p := newPeer(t, b.dir)
 	for _, mode := range []driver.Mode{driver.Exclusive, driver.Shared, driver.Upgradeable, driver.Permit} {
 		resource := mode.String()
@@ -97,8 +111,8 @@ func TestKept(t *testing.T) {
 // What happens to a file while it is kept is seen when it is locked the next
 // time, so that no two hold.
 func TestKeptFileIsGone(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "locks")
-	b := openDir(t, dir)
+	b, _ := untidied(t)
+	dir := b.dir
 	for name, harm := range map[string]func(path string) error{
 		"removed": os.Remove,
 		"renamed": func(path string) error { return os.Rename(path, path+"~") },
@@ -168,7 +182,7 @@ func TestKeptFileIsGone(t *testing.T) {
 
 // A file that is moved away and back is the one of its name again.
 func TestKeptFileComesBack(t *testing.T) {
-	b := lined(t)
+	b, _ := untidied(t)
 	path := b.path("a", lockSuffix)
 	first := acquire(t, b, driver.Exclusive, "a")
 	release(t, first)
@@ -199,7 +213,7 @@ func TestKeptFileComesBack(t *testing.T) {
 
 // A fence that is kept is no other than the one that all count in.
 func TestKeptFence(t *testing.T) {
-	b := lined(t)
+	b, _ := untidied(t)
 	p := newPeer(t, b.dir)
 	for name, harm := range map[string]func(path string) error{
 		"removed": os.Remove,
@@ -274,8 +288,8 @@ func TestKeptFence(t *testing.T) {
 // A fence that was looked at just now isn't trusted when the lock file is another:
 // the whole directory may be.
 func TestKeptFenceOfAnotherDirectory(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "locks")
-	b := openDir(t, dir)
+	b, _ := untidied(t)
+	dir := b.dir
 	release(t, acquire(t, b, driver.Exclusive, "a"))
 	idleOf(b, "a", driver.Exclusive).fence.looked = time.Now().Add(time.Hour)
 	b.borrow(b.name("a", false)).close() // as if somebody had been waiting
@@ -292,7 +306,7 @@ func TestKeptFenceOfAnotherDirectory(t *testing.T) {
 // Waiters line up at the bell that is there now, so the one that was kept must be
 // that one.
 func TestKeptBell(t *testing.T) {
-	b := lined(t)
+	b, _ := untidied(t)
 	release(t, acquire(t, b, driver.Permit, "a"))
 	if err := os.Remove(b.path("a", bellSuffix)); err != nil {
 		t.Fatal(err)
@@ -307,7 +321,7 @@ func TestKeptBell(t *testing.T) {
 // Who waits is woken by a close. So what somebody waits for isn't kept, whoever
 // lets go of it and whoever waits.
 func TestNotKeptFromWaiters(t *testing.T) {
-	b := lined(t)
+	b, _ := untidied(t)
 	for _, mode := range []driver.Mode{driver.Exclusive, driver.Shared, driver.Upgradeable, driver.Permit} {
 		resource := mode.String()
 		release(t, acquire(t, b, mode, resource))
@@ -323,7 +337,7 @@ func TestNotKeptFromWaiters(t *testing.T) {
 		}
 		p := newPeer(t, b.dir)
 		before := inLine(t, b.path(resource, suffix))
-		p.send("acquire %d 20s %s", wanted, resource)
+		p.send("acquire %d 1h %s", wanted, resource)
 		eventually(t, "a waiter", func() bool { return inLine(t, b.path(resource, suffix)) > before })
 		stop(t, p) // so that it can't leave the line before the release is over
 		release(t, g)
@@ -344,15 +358,15 @@ func TestNotKeptFromWaiters(t *testing.T) {
 		resource := "given-up" + mode.String()
 		reader := acquire(t, b, driver.Shared, resource)
 		path := b.path(resource, lockSuffix)
-		r := request(driver.Exclusive, resource)
-		r.Wait = 300 * time.Millisecond
-		writer := wait(t.Context(), b, r)
+		ctx, cancel := context.WithCancel(t.Context())
+		writer := wait(ctx, b, request(driver.Exclusive, resource))
 		waitInLine(t, b, resource, 2)
 		p := newPeer(t, b.dir)
-		p.send("acquire %d 20s %s", mode, resource)
+		p.send("acquire %d 1h %s", mode, resource)
 		eventually(t, "a second waiter", func() bool { return inLine(t, path) > 2 })
 		stop(t, p)
-		if g := get(t, writer); !errors.Is(g.err, driver.ErrHeld) {
+		cancel()
+		if g := get(t, writer); !errors.Is(g.err, context.Canceled) {
 			t.Error(g.err)
 		}
 		if idleOf(b, resource, driver.Exclusive).held != nil {
@@ -381,7 +395,7 @@ func TestNotKeptFromWaiters(t *testing.T) {
 
 // Files that aren't used are few, and not for long.
 func TestKeptAreFew(t *testing.T) {
-	b := lined(t)
+	b, tidy := untidied(t)
 	const names = 3 * mostNames
 	for i := range names {
 		release(t, acquire(t, b, driver.Exclusive, strconv.Itoa(i)))
@@ -394,6 +408,7 @@ func TestKeptAreFew(t *testing.T) {
 		t.Error("the last one isn't kept")
 	}
 	held := acquire(t, b, driver.Shared, "held")
+	tidy()
 	eventually(t, "all but the held one are closed", func() bool {
 		open := openIn(t, b.dir)
 		return len(open) == 1 && open[0] == FileName("held")

@@ -209,6 +209,10 @@ func storm(t *testing.T, tokens, files string, meddle func(dir string), judge fu
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
+		t.Cleanup(func() {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		})
 		return cmd
 	}
 	kill := func(i int, c *exec.Cmd) {
@@ -238,9 +242,12 @@ func storm(t *testing.T, tokens, files string, meddle func(dir string), judge fu
 			}
 		}
 	})
-	for time.Now().Before(end) {
+	for time.Now().Before(end) || board.grants.Load() < 100 {
 		i := rand.IntN(len(cmds))
 		time.Sleep(rand.N(100 * time.Millisecond))
+		// Those that come on a slow machine are to get going.
+		before := board.grants.Load()
+		eventually(t, "locks are granted", func() bool { return board.grants.Load() >= before+10 })
 		if rand.IntN(2) == 0 {
 			kill(i, cmds[i])
 			cmds[i] = run(i)
@@ -264,7 +271,7 @@ func storm(t *testing.T, tokens, files string, meddle func(dir string), judge fu
 	l := distlock.New(b, nil)
 	defer l.Close()
 	for n := range stormNames {
-		k, err := l.Acquire(t.Context(), fmt.Sprint("n", n), distlock.Timeout(time.Second))
+		k, err := l.Acquire(t.Context(), fmt.Sprint("n", n), distlock.Timeout(long))
 		if err != nil {
 			t.Error(err)
 			continue

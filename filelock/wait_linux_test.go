@@ -104,7 +104,7 @@ func get(t testing.TB, c <-chan result) result {
 	select {
 	case r := <-c:
 		return r
-	case <-time.After(10 * time.Second):
+	case <-time.After(long):
 		t.Fatal("no answer")
 		return result{}
 	}
@@ -141,13 +141,13 @@ func TestLineOnTmpfs(t *testing.T) {
 func TestLineOrder(t *testing.T) {
 	b := lined(t)
 	var waiters []*process
-	for range 4 {
+	for range 5 {
 		waiters = append(waiters, newPeer(t, b.dir))
 	}
 	for attempt := 1; ; attempt++ {
 		held := acquire(t, b, driver.Exclusive, "a")
 		for i, p := range waiters {
-			p.send("acquire 0 20s a")
+			p.send("acquire 0 1h a")
 			waitInLine(t, b, "a", i+1)
 		}
 		release(t, held)
@@ -161,13 +161,13 @@ func TestLineOrder(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		if slices.Min(tokens) <= held.Token || slices.Max(tokens) != held.Token+4 {
+		if slices.Min(tokens) <= held.Token || slices.Max(tokens) != held.Token+uint64(len(waiters)) {
 			t.Fatalf("tokens %d after %d", tokens, held.Token)
 		}
 		if slices.IsSorted(tokens) {
 			return
 		}
-		if attempt == 4 {
+		if attempt == 12 { // it is rare by chance: 120 orders are possible
 			t.Fatalf("tokens %d", tokens)
 		}
 	}
@@ -179,7 +179,7 @@ func TestGiveWay(t *testing.T) {
 	b := lined(t)
 	held := acquire(t, b, driver.Exclusive, "a")
 	p := newPeer(t, b.dir)
-	p.send("acquire 0 10s a")
+	p.send("acquire 0 1h a")
 	waitInLine(t, b, "a", 1)
 	stop(t, p)
 	release(t, held)
@@ -192,10 +192,16 @@ func TestGiveWay(t *testing.T) {
 		release(t, acquire(t, b, mode, "a"))
 	}
 	// And whoever waits isn't held up for long by one who doesn't move.
-	began := time.Now()
-	release(t, got(t, wait(t.Context(), b, request(driver.Exclusive, "a"))).Grant)
-	if d := time.Since(began); d > 2*time.Second {
-		t.Errorf("held up for %v", d)
+	least := time.Hour
+	for range 10 {
+		began := time.Now()
+		release(t, got(t, wait(t.Context(), b, request(driver.Exclusive, "a"))).Grant)
+		if least = min(least, time.Since(began)); least <= 2*time.Second {
+			break
+		}
+	}
+	if least > 2*time.Second {
+		t.Errorf("held up for %v at best", least)
 	}
 	r := request(driver.Exclusive, "a")
 	r.Wait = 5 * time.Millisecond // over before the next try out of line
@@ -209,7 +215,7 @@ func TestKilledWaiter(t *testing.T) {
 	b := lined(t)
 	held := acquire(t, b, driver.Exclusive, "a")
 	p := newPeer(t, b.dir)
-	p.send("acquire 0 10s a")
+	p.send("acquire 0 1h a")
 	waitInLine(t, b, "a", 1)
 	next := wait(t.Context(), b, request(driver.Exclusive, "a"))
 	waitInLine(t, b, "a", 2)
@@ -220,15 +226,46 @@ func TestKilledWaiter(t *testing.T) {
 	release(t, got(t, next).Grant)
 }
 
+// Whoever watches a file is told of each close of it.
+func TestCloseIsReported(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a")
+	watched, err := openFile(path, unix.O_RDWR, 0, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watched.close()
+	told, stop, ok := watch(watched.fd)
+	if !ok {
+		t.Fatal("no inotify")
+	}
+	defer stop()
+	for range 3 {
+		other, err := openFile(path, unix.O_RDONLY, 0, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-told:
+			t.Fatal("told of nothing")
+		default:
+		}
+		other.close()
+		select {
+		case <-told:
+		case <-time.After(long):
+			t.Fatal("not told of a close")
+		}
+	}
+}
+
 // When the lock comes free, or its holder dies, waiters sleep no longer than
-// they must. The bound is that of a busy machine; it is far below the time after
-// which everybody tries unasked.
+// they must: at best far less than the time after which everybody tries unasked.
 func TestWakeUp(t *testing.T) {
 	b := lined(t)
 	for _, how := range []string{"release", "kill"} {
 		for _, mode := range []driver.Mode{driver.Exclusive, driver.Shared, driver.Permit} {
 			least := time.Hour
-			for range 5 {
+			for n := 0; n < 20 && least > outOfLine/3; n++ { // the machine may be busy
 				p := newPeer(t, b.dir)
 				resource, suffix := how+mode.String(), lockSuffix
 				p.send("acquire %d 0 %s", mode, resource)
@@ -480,20 +517,16 @@ func TestTimes(t *testing.T) {
 		r.Wait = w
 		began := time.Now()
 		_, err := b.Acquire(t.Context(), r)
-		if d := time.Since(began); !errors.Is(err, driver.ErrHeld) || d < w || d > w+5*time.Second {
+		if d := time.Since(began); !errors.Is(err, driver.ErrHeld) || d < w || d > w+long {
 			t.Errorf("wait of %v: %v after %v", w, err, d)
 		}
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	next := wait(ctx, b, request(driver.Exclusive, "a"))
 	waitInLine(t, b, "a", 1)
-	began := time.Now()
 	cancel(errors.New("enough"))
 	if r := get(t, next); !errors.Is(r.err, context.Canceled) {
 		t.Error(r.err)
-	}
-	if d := time.Since(began); d > time.Second {
-		t.Errorf("cancelled after %v", d)
 	}
 	waitInLine(t, b, "a", 0)
 	c := openDir(t, b.dir)
@@ -532,12 +565,11 @@ func TestManyWaiters(t *testing.T) {
 		next = append(next, wait(ctx, b, request(driver.Exclusive, "a")))
 	}
 	waitInLine(t, b, "a", n)
-	if more := count(t, "/proc/self/task") - threads; more > n/4 {
+	if more := count(t, "/proc/self/task") - threads; more > n/2 { // of those whose tries overlap
 		t.Errorf("%d threads for %d waiters", more, n)
 	}
-	if instances := count(t, "/proc/self/fd") - files - n; instances > 5 {
-		t.Errorf("%d descriptors more than one a waiter", instances)
-	}
+	// Those of a try come and go.
+	eventually(t, "one descriptor a waiter, and five at most for all", func() bool { return count(t, "/proc/self/fd")-files-n <= 5 })
 	release(t, held)
 	// One of them gets it, and no other.
 	var winner result
@@ -956,7 +988,7 @@ func TestReadersDoNotStarveWriters(t *testing.T) {
 			}
 			for range 3 {
 				r := request(driver.Exclusive, "a")
-				r.Wait = 10 * time.Second
+				r.Wait = long
 				g, err := b.Acquire(t.Context(), r)
 				if err != nil {
 					t.Errorf("the writer: %v", err)
@@ -964,12 +996,12 @@ func TestReadersDoNotStarveWriters(t *testing.T) {
 				}
 				release(t, g)
 				r = request(driver.Upgradeable, "a")
-				r.Wait = 10 * time.Second
+				r.Wait = long
 				if g, err = b.Acquire(t.Context(), r); err != nil {
 					t.Errorf("the upgradeable one: %v", err)
 					break
 				}
-				if _, err := g.Hold.(driver.Upgrader).Upgrade(t.Context(), 10*time.Second); err != nil {
+				if _, err := g.Hold.(driver.Upgrader).Upgrade(t.Context(), long); err != nil {
 					t.Errorf("the upgrade: %v", err)
 				}
 				release(t, g)
@@ -980,23 +1012,24 @@ func TestReadersDoNotStarveWriters(t *testing.T) {
 	}
 }
 
-// quiet waits for a lock that nobody touches and says how much processor time
-// that took.
+// quiet waits for a lock that nobody touches and says whether that took little
+// processor time.
 func quiet(args []string) {
 	b, err := New(args[0], nil)
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
+	used := func() time.Duration {
+		var use unix.Rusage
+		err = errors.Join(err, unix.Getrusage(unix.RUSAGE_SELF, &use))
+		return time.Duration(use.Utime.Nano() + use.Stime.Nano())
+	}
+	before := used()
 	r := request(driver.Exclusive, "a")
 	r.Wait = 15 * time.Second
 	_, err = b.Acquire(context.Background(), r)
-	var use unix.Rusage
-	if e := unix.Getrusage(unix.RUSAGE_SELF, &use); e != nil {
-		fmt.Println(e)
-		return
-	}
-	fmt.Println(errors.Is(err, driver.ErrHeld), time.Duration(use.Utime.Nano()+use.Stime.Nano()) < time.Second)
+	fmt.Println(errors.Is(err, driver.ErrHeld), used()-before < time.Second)
 }
 
 func TestQuietWaiterSleeps(t *testing.T) {

@@ -18,11 +18,13 @@ import (
 )
 
 // patience is how long a test waits for what should happen at once.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 var (
 	buildFlags []string
 	program    string // the built command
+
+	unignoreSignals = func() {} // on systems that have some
 )
 
 func TestMain(m *testing.M) {
@@ -43,6 +45,7 @@ func TestMain(m *testing.M) {
 		for _, name := range []string{envURL, envResource, envToken} {
 			os.Unsetenv(name)
 		}
+		unignoreSignals()
 		return m.Run()
 	}())
 }

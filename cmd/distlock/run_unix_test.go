@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -22,6 +23,18 @@ import (
 
 	"github.com/distlock-go/distlock"
 )
+
+// Whoever runs the tests in the background may have had signals ignored, which
+// distlock would then ignore too. What is caught here isn't, in what is started.
+func init() {
+	unignoreSignals = func() {
+		for s := unix.Signal(1); s < 32; s++ {
+			if signal.Ignored(s) {
+				signal.Notify(make(chan os.Signal, 1), s)
+			}
+		}
+	}
+}
 
 // sh returns the arguments that run a script under the lock "r" of a store.
 func sh(url, script string, flags ...string) []string {
@@ -109,13 +122,17 @@ func TestStoreSilent(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close() // connections stay in its backlog
-	start := time.Now()
-	code, out, errs := outcome(t, sh("mysql://user:secret@"+l.Addr().String()+"/db", "echo ran", "--timeout", "300ms"))
-	if code != exitStore || out != "" || !strings.Contains(errs, "did not answer") || strings.Contains(errs, "secret") {
-		t.Errorf("exit code %d, stdout %q, stderr %q", code, out, errs)
+	least := time.Hour
+	for n := 0; n < 5 && least > 3*time.Second; n++ { // the machine may be busy
+		start := time.Now()
+		code, out, errs := outcome(t, sh("mysql://user:secret@"+l.Addr().String()+"/db", "echo ran", "--timeout", "300ms"))
+		if code != exitStore || out != "" || !strings.Contains(errs, "did not answer") || strings.Contains(errs, "secret") {
+			t.Errorf("exit code %d, stdout %q, stderr %q", code, out, errs)
+		}
+		least = min(least, time.Since(start))
 	}
-	if took := time.Since(start); took > 3*time.Second {
-		t.Errorf("it took %v", took)
+	if least > 3*time.Second {
+		t.Errorf("it took %v at best", least)
 	}
 }
 
@@ -132,17 +149,21 @@ func TestNotAcquired(t *testing.T) {
 			t.Errorf("%q: gave up after %v", flags, time.Since(begun))
 		}
 	}
-	// It says the time that was given, and not what the opening has left of it; also
-	// where the resource looks like that.
-	c := sh(url, "echo ran", "--timeout", "0.05s")
-	if _, _, errs := outcome(t, c); !strings.Contains(errs, ": not acquired within 0.05s: ") {
+	// It says the time that was given, and not what the opening has left of it, if it
+	// has left something; also where the resource looks like that.
+	var errs string
+	if !slices.ContainsFunc([]string{"0.05s", "0.50s", "5.00s"}, func(given string) bool {
+		_, _, errs = outcome(t, sh(url, "echo ran", "--timeout", given))
+		return strings.Contains(errs, ": not acquired within "+given+": ")
+	}) {
 		t.Errorf("stderr %q", errs)
 	}
-	// With -v it says who has it.
-	_, _, errs := outcome(t, sh(url, "echo ran", "-n", "-v"))
-	if want := fmt.Sprintf("pid %d (%s of the test), exclusive, since ", os.Getpid(), filepath.Base(os.Args[0])); !strings.Contains(errs, want) {
-		t.Errorf("stderr %q, want %q in it", errs, want)
-	}
+	// With -v it says who has it, if it gets to know that in time.
+	want := fmt.Sprintf("pid %d (%s of the test), exclusive, since ", os.Getpid(), filepath.Base(os.Args[0]))
+	eventually(t, want, func() bool {
+		_, _, errs = outcome(t, sh(url, "echo ran", "-n", "-v"))
+		return strings.Contains(errs, want)
+	})
 	release()
 	wantFree(t, url)
 }
@@ -238,13 +259,16 @@ func TestVerbose(t *testing.T) {
 	url := newURL(t)
 	holder := start(t, sh(url, "echo ready; read line", "-v"))
 	holder.stdout.until(t, "ready")
-	waiter := start(t, sh(url, "true", "-v"))
-	line := waiter.stderr.until(t, "waiting for")
 	host, _ := os.Hostname()
 	want := fmt.Sprintf(`distlock: waiting for "r": held by host %s, pid %d (distlock run sh), exclusive, since `, host, holder.Process.Pid)
-	if !strings.HasPrefix(line, want) {
-		t.Errorf("got  %s\nwant %s", line, want)
-	}
+	var waiter *process
+	eventually(t, want, func() bool { // it says less if it doesn't get to know that in time
+		if waiter != nil {
+			_ = waiter.Process.Kill()
+		}
+		waiter = start(t, sh(url, "true", "-v"))
+		return strings.HasPrefix(waiter.stderr.until(t, "waiting for"), want)
+	})
 	holder.stdin.Close()
 	holder.wantCode(t, 1) // read saw the end of its input
 	waiter.stderr.until(t, `distlock: acquired "r" after `)
@@ -558,11 +582,19 @@ func TestSuperviseLost(t *testing.T) {
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			u := superviseScript(t, test.killAfter, test.script)
-			u.output.until(t, "ready")
-			u.lose()
-			if got, want := u.wait(t), (result{test.want, true}); got != want {
-				t.Errorf("got %+v, want %+v", got, want)
+			// A slow machine may need more time than there is until it is killed.
+			for killAfter := test.killAfter; ; killAfter *= 10 {
+				u := superviseScript(t, killAfter, test.script)
+				u.output.until(t, "ready")
+				u.lose()
+				got, want := u.wait(t), result{test.want, true}
+				if got == want {
+					break
+				}
+				if killAfter == 0 || killAfter > soon {
+					t.Errorf("got %+v, want %+v", got, want)
+					break
+				}
 			}
 		})
 	}

@@ -39,27 +39,40 @@ func TestSaleWithLock(t *testing.T) {
 }
 
 // For the stock to come out right without the lock, 16 buyers at once would have
-// to come one after the other by chance.
+// to come one after the other by chance, as on a busy machine.
 func TestSaleWithoutLock(t *testing.T) {
-	got, err := small.hold(t.Context(), filepath.Join(t.TempDir(), "stock"), "")
-	if err != nil {
-		t.Fatal(err)
+	for range attempts {
+		got, err := small.hold(t.Context(), filepath.Join(t.TempDir(), "stock"), "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Log(got)
+		if got.sold > int64(small.stock) {
+			return
+		}
 	}
-	t.Log(got)
-	if got.sold <= int64(small.stock) {
-		t.Errorf("%d sold of %d: not oversold, so this example shows nothing", got.sold, small.stock)
-	}
+	t.Errorf("not oversold in %d attempts, so this example shows nothing", attempts)
 }
 
+const attempts = 10
+
 func TestDemonstration(t *testing.T) {
-	var out strings.Builder
-	if err := demonstrate(t.Context(), &out, small); err != nil {
-		t.Fatal(err)
-	}
-	t.Log(out.String())
-	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-	if len(lines) != 3 || !strings.Contains(lines[1], "oversold") || !strings.Contains(lines[2], ": exact") {
-		t.Errorf("demonstration says: %s", &out)
+	for n := 1; ; n++ {
+		var out strings.Builder
+		if err := demonstrate(t.Context(), &out, small); err != nil {
+			t.Fatal(err)
+		}
+		t.Log(out.String())
+		lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+		if len(lines) != 3 || !strings.Contains(lines[2], ": exact") {
+			t.Fatalf("demonstration says: %s", &out)
+		}
+		if strings.Contains(lines[1], "oversold") {
+			return
+		}
+		if n == attempts {
+			t.Fatalf("not oversold in %d attempts: %s", n, &out)
+		}
 	}
 }
 
