@@ -65,11 +65,12 @@ func azurite(t testing.TB) *emulator {
 	return shared.e
 }
 
-// ownAzurite returns one that the test may restart: it keeps its data.
-func ownAzurite(t testing.TB) *emulator {
+// ownAzurite returns one that nobody else uses. With a directory for its data it may
+// be restarted.
+func ownAzurite(t testing.TB, dir string) *emulator {
 	t.Helper()
 	azurite(t)
-	e, err := startAzurite(shared.e.script, t.TempDir(), "0")
+	e, err := startAzurite(shared.e.script, dir, "0")
 	if err != nil {
 		unavailable(t, err)
 	}
@@ -246,6 +247,9 @@ func (e *emulator) container(t testing.TB) *container.Client {
 	return c
 }
 
+// started is later than any fake clock says.
+var started = time.Now()
+
 // client returns a client with connections of its own, which end with the test.
 // Its retries are those of the SDK.
 func client(t testing.TB, endpoint, name string, wrap func(http.RoundTripper) http.RoundTripper) *container.Client {
@@ -262,7 +266,10 @@ func client(t testing.TB, endpoint, name string, wrap func(http.RoundTripper) ht
 }
 
 func clientOptions(t testing.TB, wrap func(http.RoundTripper) http.RoundTripper) *container.ClientOptions {
-	transport := &http.Transport{MaxIdleConnsPerHost: 64, DialContext: (&net.Dialer{Timeout: 5 * time.Second}).DialContext}
+	transport := &http.Transport{
+		MaxIdleConnsPerHost: 64,
+		DisableKeepAlives:   time.Now().Before(started), // what waits on an idle connection would stop a fake clock
+	}
 	t.Cleanup(transport.CloseIdleConnections)
 	var rt http.RoundTripper = transport
 	if wrap != nil {
@@ -287,12 +294,7 @@ func operation(r *http.Request) string {
 	query := r.URL.Query()
 	switch comp := query.Get("comp"); {
 	case comp == "lease":
-		for k, v := range r.Header {
-			if strings.EqualFold(k, "x-ms-lease-action") { // the SDK doesn't write it as Go does
-				return v[0]
-			}
-		}
-		return ""
+		return header(r, "x-ms-lease-action")
 	case comp == "metadata":
 		return "set"
 	case comp == "list":

@@ -23,10 +23,11 @@ func TestSuite(t *testing.T) {
 	for _, o := range []Options{{}, {Fencing: true}} {
 		t.Run(fmt.Sprintf("fencing=%t", o.Fencing), func(t *testing.T) {
 			t.Parallel()
-			e := azurite(t)
+			dir := ""
 			if o.Fencing {
-				e = ownAzurite(t)
+				dir = t.TempDir()
 			}
+			e := ownAzurite(t, dir) // thousands of requests that no other test need wait for
 			name := containerOf(e.container(t))
 			h := harness(o, func(t testing.TB, wrap func(http.RoundTripper) http.RoundTripper) *container.Client {
 				return client(t, e.endpoint(), name, wrap)
