@@ -83,7 +83,9 @@ func TestAcquireWhoseReplyIsLost(t *testing.T) {
 			if _, err := l.Acquire(ctx, "a"); !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("%v", err)
 			}
-			t.Logf("free after %v", freeWithin(t, 2*time.Second, witness, "a"))
+			if took := freeWithin(t, 2*time.Second, witness, "a"); took < 300*time.Millisecond {
+				t.Errorf("it was released after %v, before the answer came", took)
+			}
 			if n := p.count("release"); n != 2 {
 				t.Errorf("%d releases: the answer was waited for, one is enough", n-1)
 			}

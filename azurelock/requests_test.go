@@ -111,7 +111,9 @@ func TestThousandWaiters(t *testing.T) {
 				at = append(at, time.Now())
 				return fault{}
 			})
-			l := locker(t, New(client(t, e.endpoint(), name, p.through), &Options{MaxPoll: maxPoll}), distlock.Options{})
+			b := New(client(t, e.endpoint(), name, p.through), &Options{MaxPoll: maxPoll})
+			b.existing.guess = true // so that it isn't created first
+			l := locker(t, b, distlock.Options{})
 			const wait = 6 * time.Second
 			var all sync.WaitGroup
 			start := time.Now()
