@@ -45,15 +45,14 @@ func TestReadersAndWriters(t *testing.T) {
 			})
 		}
 	}
-	eventually(t, 5*time.Second, "readers", func() bool { return reading.Load() > 1 })
+	eventually(t, "readers", func() bool { return reading.Load() > 1 })
 	for i := range 10 {
-		start := time.Now()
 		var k *distlock.Lock
 		if i%2 == 0 {
 			k = mustAcquire(t, lockers[2], t.Name())
 		} else {
 			k = mustAcquire(t, lockers[2], t.Name(), distlock.Upgradeable())
-			if err := k.Upgrade(t.Context(), distlock.Timeout(20*time.Second)); err != nil {
+			if err := k.Upgrade(t.Context(), distlock.Timeout(patience)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -63,9 +62,6 @@ func TestReadersAndWriters(t *testing.T) {
 		}
 		writing.Add(-1)
 		mustRelease(t, k)
-		if took := time.Since(start); took > 3*time.Second {
-			t.Errorf("the writer waited for %v", took)
-		}
 	}
 	cancel()
 	all.Wait()
@@ -76,7 +72,7 @@ func TestReadersAndWriters(t *testing.T) {
 func TestNewReadersQueueBehindWriter(t *testing.T) {
 	t.Parallel()
 	s := theServer(t)
-	reader := New(s.pool(t, s.addr()), &Options{MaxSessions: 2})
+	reader := New(s.pool(t, s.addr()), &Options{MaxSessions: 2, Heartbeat: patience})
 	defer reader.Close()
 	writer, _ := s.locker(t, s.addr(), nil)
 	r := driver.Request{Resource: t.Name(), Mode: driver.Shared}
@@ -90,11 +86,11 @@ func TestNewReadersQueueBehindWriter(t *testing.T) {
 	}
 	got := make(chan *distlock.Lock)
 	go func() { got <- mustAcquire(t, writer, t.Name()) }()
-	eventually(t, 10*time.Second, "the writer waits", func() bool { return s.waiters(t, t.Name()) == 1 })
+	eventually(t, "the writer waits", func() bool { return s.waiters(t, t.Name()) == 1 })
 	if g, err := reader.Acquire(t.Context(), r); !errors.Is(err, driver.ErrHeld) {
 		t.Errorf("a third reader: %v, %v", g, err)
 	}
-	r.Wait = 20 * time.Second
+	r.Wait = patience
 	waiting := make(chan error)
 	go func() {
 		g, err := reader.Acquire(t.Context(), r)
@@ -103,7 +99,7 @@ func TestNewReadersQueueBehindWriter(t *testing.T) {
 		}
 		waiting <- err
 	}()
-	eventually(t, 10*time.Second, "the reader waits behind", func() bool { return s.waiters(t, t.Name()) == 2 })
+	eventually(t, "the reader waits behind", func() bool { return s.waiters(t, t.Name()) == 2 })
 	for _, g := range []driver.Grant{first, second} {
 		if err := g.Hold.Release(t.Context()); err != nil {
 			t.Fatal(err)
@@ -168,13 +164,13 @@ func TestCanceledUpgrade(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		upgraded := make(chan error)
 		go func() { upgraded <- k.Upgrade(ctx) }()
-		eventually(t, 10*time.Second, "it keeps its place", func() bool { return s.waiters(t, t.Name()) == 1 })
+		eventually(t, "it keeps its place", func() bool { return s.waiters(t, t.Name()) == 1 })
 		mustBeHeld(t, c, t.Name(), distlock.Shared())
 		cancel()
 		if err := <-upgraded; !errors.Is(err, context.Canceled) {
 			t.Fatal(err)
 		}
-		eventually(t, 10*time.Second, "readers are let in again", func() bool {
+		eventually(t, "readers are let in again", func() bool {
 			k, err := c.TryAcquire(t.Context(), t.Name(), distlock.Shared())
 			return err == nil && k.Release() == nil
 		})
