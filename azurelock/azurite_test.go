@@ -173,8 +173,8 @@ func startAzurite(script, dir, port string) (*emulator, error) {
 		return e, nil
 	case err := <-ended:
 		return nil, fmt.Errorf("azurite ended: %w: %s", err, said.text())
-	case <-time.After(time.Minute):
-		return nil, errors.Join(errors.New("azurite doesn't listen within a minute"), e.cmd.Process.Kill())
+	case <-time.After(3 * time.Minute):
+		return nil, errors.Join(errors.New("azurite doesn't listen within three minutes"), e.cmd.Process.Kill())
 	}
 }
 
@@ -208,7 +208,7 @@ func (s *transcript) text() string {
 // stop ends the emulator, with time to write what it keeps.
 func (e *emulator) stop() {
 	e.cmd.Process.Signal(syscall.SIGTERM)
-	timer := time.AfterFunc(10*time.Second, func() { e.cmd.Process.Kill() })
+	timer := time.AfterFunc(time.Minute, func() { e.cmd.Process.Kill() })
 	defer timer.Stop()
 	<-e.ended
 }
@@ -220,11 +220,17 @@ func (e *emulator) restart(t testing.TB) {
 	e.errands <- func() {
 		e.stop()
 		_, port, _ := net.SplitHostPort(e.address)
-		again, err := startAzurite(e.script, e.dir, port)
-		if err == nil {
-			e.cmd, e.ended = again.cmd, again.ended
+		for begun := time.Now(); ; {
+			again, err := startAzurite(e.script, e.dir, port)
+			if err == nil {
+				e.cmd, e.ended = again.cmd, again.ended
+			}
+			// Somebody's connection may have been given the port meanwhile.
+			if err == nil || time.Since(begun) > time.Minute {
+				result <- err
+				return
+			}
 		}
-		result <- err
 	}
 	if err := <-result; err != nil {
 		t.Fatal(err)
