@@ -3,6 +3,7 @@ package azurelock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -87,6 +88,34 @@ func TestRequestsWhileHeld(t *testing.T) {
 		time.Sleep(ttl / 2)
 		if got := p.operations()[n:]; len(got) > 0 {
 			t.Errorf("after the release: %v", got)
+		}
+	})
+}
+
+// A thousand are held at once, of names that are nearly alike.
+func TestThousandNames(t *testing.T) {
+	t.Parallel()
+	withFakeClock(t, func(t *testing.T, e *emulator) {
+		c := e.container(t)
+		b, witness := New(c, nil), New(c, nil)
+		const n, abreast = 1000, 8
+		name := func(i int) string { return fmt.Sprint("name", i) }
+		var all sync.WaitGroup
+		for first := range abreast {
+			all.Go(func() {
+				for i := first; i < n; i += abreast {
+					if _, err := b.Acquire(t.Context(), request(name(i))); err != nil {
+						t.Errorf("%s, while those before are held: %v", name(i), err)
+						return
+					}
+				}
+			})
+		}
+		all.Wait()
+		for i := n - 10; i < n; i++ { // the first may have run out, if the emulator is very slow
+			if free(t, witness, name(i)) {
+				t.Errorf("%s is free", name(i))
+			}
 		}
 	})
 }
