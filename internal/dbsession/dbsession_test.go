@@ -26,6 +26,7 @@ const (
 type server struct {
 	mu      sync.Mutex
 	trip    func(s *session, steps []*Step) error // on the way back, if not nil
+	mute    bool                                  // towards new sessions
 	last    int64
 	open    map[int64]*session
 	holders map[string]map[int64]int
@@ -131,7 +132,14 @@ func (v *server) sessions() int {
 	return len(v.open)
 }
 
-func (v *server) Setup(_ context.Context, c *Conn, mark string, _ *Identity) (int64, error) {
+func (v *server) Setup(life context.Context, c *Conn, mark string, _ *Identity) (int64, error) {
+	v.mu.Lock()
+	mute := v.mute
+	v.mu.Unlock()
+	if mute {
+		<-life.Done()
+		return 0, life.Err()
+	}
 	s := c.conn.(*conn).session
 	v.do(s, &Step{Verb: get, Key: mark})
 	return s.id, nil
@@ -517,6 +525,38 @@ func TestP07_CanceledWaitLeavesNothing(t *testing.T) {
 		if v.held("a") != 0 || v.held("mine") != 1 {
 			t.Errorf("a: %d, mine: %d", v.held("a"), v.held("mine"))
 		}
+	})
+}
+
+// A session of its own that can't be had in time is no reason to end a wait: the
+// others are asked over.
+func TestP03_MuteSetUpEndsNoWait(t *testing.T) {
+	inBubble(t, Options{}, func(t *testing.T, v *server, p *Pool) {
+		mine, session := take(t, p, "mine")
+		stranger, _ := v.Connect(t.Context())
+		defer stranger.Close()
+		s := stranger.(*conn).session
+		v.do(s, &Step{Verb: get, Key: "a"})
+		v.mu.Lock()
+		v.mute = true
+		v.mu.Unlock()
+		time.AfterFunc(time.Minute, func() { v.do(s, &Step{Verb: release, Key: "a"}) })
+		c, err := p.Claim(t.Context(), "a", 0)
+		if c == nil || err != nil {
+			t.Fatal(c, err)
+		}
+		st := &Step{Verb: get, Key: "a", Cleanup: c.Free}
+		start := time.Now()
+		got, err := p.Wait(t.Context(), st, time.Hour)
+		if err != nil || st.Result != 1 || !c.Bind(got) {
+			t.Errorf("result %d after %v: %v", st.Result, time.Since(start), err)
+			return
+		}
+		if took := time.Since(start); took > time.Minute+waitConnectTimeout+time.Second {
+			t.Errorf("it was free after %v, and had after %v", time.Minute, took)
+		}
+		give(t, p, c, got)
+		give(t, p, mine, session)
 	})
 }
 

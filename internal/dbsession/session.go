@@ -265,8 +265,12 @@ func (s *Session) setUp(ctx context.Context) error {
 	if err != nil && peer != nil && p.DoOn(ctx, other, &Step{Verb: Ping}) != nil {
 		s.self.ID, err = p.dialect.Setup(s.conn.life, s.conn, s.self.Mark, nil) // it was the peer's fault
 	}
-	if !stop() {
-		return context.Cause(ctx)
+	switch {
+	case stop():
+	case p.life.Err() != nil:
+		return errClosed
+	default: // that is our patience, and no context of the caller's
+		return fmt.Errorf("%w: %w", errNoConnection, errSilent)
 	}
 	if err != nil {
 		return err
