@@ -98,7 +98,7 @@ func TestThousandNames(t *testing.T) {
 	withFakeClock(t, func(t *testing.T, e *emulator) {
 		c := e.container(t)
 		b, witness := New(c, nil), New(c, nil)
-		const n, abreast = 1000, 8
+		const n, abreast = 1000, 2
 		name := func(i int) string { return fmt.Sprint("name", i) }
 		var all sync.WaitGroup
 		for first := range abreast {
