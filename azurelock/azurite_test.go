@@ -65,11 +65,12 @@ func azurite(t testing.TB) *emulator {
 	return shared.e
 }
 
-// ownAzurite returns one that the test may restart: it keeps its data.
-func ownAzurite(t testing.TB) *emulator {
+// ownAzurite returns one that nobody else uses. With a directory for its data it may
+// be restarted.
+func ownAzurite(t testing.TB, dir string) *emulator {
 	t.Helper()
 	azurite(t)
-	e, err := startAzurite(shared.e.script, t.TempDir(), "0")
+	e, err := startAzurite(shared.e.script, dir, "0")
 	if err != nil {
 		unavailable(t, err)
 	}
@@ -172,8 +173,8 @@ func startAzurite(script, dir, port string) (*emulator, error) {
 		return e, nil
 	case err := <-ended:
 		return nil, fmt.Errorf("azurite ended: %w: %s", err, said.text())
-	case <-time.After(time.Minute):
-		return nil, errors.Join(errors.New("azurite doesn't listen within a minute"), e.cmd.Process.Kill())
+	case <-time.After(3 * time.Minute):
+		return nil, errors.Join(errors.New("azurite doesn't listen within three minutes"), e.cmd.Process.Kill())
 	}
 }
 
@@ -207,7 +208,7 @@ func (s *transcript) text() string {
 // stop ends the emulator, with time to write what it keeps.
 func (e *emulator) stop() {
 	e.cmd.Process.Signal(syscall.SIGTERM)
-	timer := time.AfterFunc(10*time.Second, func() { e.cmd.Process.Kill() })
+	timer := time.AfterFunc(time.Minute, func() { e.cmd.Process.Kill() })
 	defer timer.Stop()
 	<-e.ended
 }
@@ -219,11 +220,17 @@ func (e *emulator) restart(t testing.TB) {
 	e.errands <- func() {
 		e.stop()
 		_, port, _ := net.SplitHostPort(e.address)
-		again, err := startAzurite(e.script, e.dir, port)
-		if err == nil {
-			e.cmd, e.ended = again.cmd, again.ended
+		for begun := time.Now(); ; {
+			again, err := startAzurite(e.script, e.dir, port)
+			if err == nil {
+				e.cmd, e.ended = again.cmd, again.ended
+			}
+			// Somebody's connection may have been given the port meanwhile.
+			if err == nil || time.Since(begun) > time.Minute {
+				result <- err
+				return
+			}
 		}
-		result <- err
 	}
 	if err := <-result; err != nil {
 		t.Fatal(err)
@@ -246,6 +253,9 @@ func (e *emulator) container(t testing.TB) *container.Client {
 	return c
 }
 
+// started is later than any fake clock says.
+var started = time.Now()
+
 // client returns a client with connections of its own, which end with the test.
 // Its retries are those of the SDK.
 func client(t testing.TB, endpoint, name string, wrap func(http.RoundTripper) http.RoundTripper) *container.Client {
@@ -262,7 +272,10 @@ func client(t testing.TB, endpoint, name string, wrap func(http.RoundTripper) ht
 }
 
 func clientOptions(t testing.TB, wrap func(http.RoundTripper) http.RoundTripper) *container.ClientOptions {
-	transport := &http.Transport{MaxIdleConnsPerHost: 64, DialContext: (&net.Dialer{Timeout: 5 * time.Second}).DialContext}
+	transport := &http.Transport{
+		MaxIdleConnsPerHost: 64,
+		DisableKeepAlives:   time.Now().Before(started), // what waits on an idle connection would stop a fake clock
+	}
 	t.Cleanup(transport.CloseIdleConnections)
 	var rt http.RoundTripper = transport
 	if wrap != nil {
@@ -287,12 +300,7 @@ func operation(r *http.Request) string {
 	query := r.URL.Query()
 	switch comp := query.Get("comp"); {
 	case comp == "lease":
-		for k, v := range r.Header {
-			if strings.EqualFold(k, "x-ms-lease-action") { // the SDK doesn't write it as Go does
-				return v[0]
-			}
-		}
-		return ""
+		return header(r, "x-ms-lease-action")
 	case comp == "metadata":
 		return "set"
 	case comp == "list":

@@ -1,6 +1,7 @@
 package azurelock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -48,8 +49,14 @@ func scripted(t *testing.T, o *Options, answers map[string]string) *Backend {
 
 // leaseID is what the request says, under whichever name.
 func leaseID(r *http.Request) string {
+	return cmp.Or(header(r, "x-ms-lease-id"), header(r, "x-ms-proposed-lease-id"))
+}
+
+// header returns what the request has in a header, which the SDK doesn't write as
+// Go does.
+func header(r *http.Request, name string) string {
 	for k, v := range r.Header {
-		if strings.EqualFold(k, "x-ms-lease-id") || strings.EqualFold(k, "x-ms-proposed-lease-id") {
+		if strings.EqualFold(k, name) {
 			return v[0]
 		}
 	}
@@ -332,9 +339,11 @@ func TestNothingIsUndoneThatWasRefused(t *testing.T) {
 func TestClearErrors(t *testing.T) {
 	t.Parallel()
 	e := azurite(t)
+	n := 0
 	acquire := func(b *Backend) error {
 		l := locker(t, b, distlock.Options{})
-		lock, err := l.TryAcquire(context.Background(), "a")
+		n++
+		lock, err := l.Acquire(context.Background(), fmt.Sprint(n))
 		if err == nil {
 			lock.Release()
 		}
@@ -350,7 +359,7 @@ func TestClearErrors(t *testing.T) {
 		}
 	}
 
-	missing := client(t, e.endpoint(), "missing", nil)
+	missing := client(t, e.endpoint(), fmt.Sprintf("missing%d", containers.Add(1)), nil)
 	says(acquire(New(missing, nil)), bloberror.ContainerNotFound, "Options.CreateContainer")
 	if err := acquire(New(missing, &Options{CreateContainer: true})); err != nil {
 		t.Errorf("CreateContainer: %v", err)

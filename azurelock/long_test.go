@@ -20,7 +20,7 @@ func TestLeasesAreKeptUnderLoad(t *testing.T) {
 	e := azurite(t)
 	c := e.container(t)
 	var failed, lost atomic.Int64
-	l := locker(t, New(c, nil), distlock.Options{Trace: &distlock.Trace{
+	l := locker(t, New(c, nil), distlock.Options{TTL: minTTL, Trace: &distlock.Trace{
 		RenewalFailed: func(e distlock.Event) { failed.Add(1); t.Logf("with %v left: %v", e.Duration, e.Err) },
 		Lost:          func(distlock.Event) { lost.Add(1) },
 	}})

@@ -47,9 +47,10 @@ func TestMain(m *testing.M) {
 		drivertest.Main(m, openFromEnv)
 	}
 	flag.Parse()
-	// Most tests wait most of the time, for leases to run out: the number of
-	// processors is no measure for how many may run at once.
-	if err := flag.Set("test.parallel", "24"); err != nil {
+	// The conformance suites, and those that wait until a real lease has run out, wait
+	// most of the time: the number of processors is no measure for how many may run at
+	// once. The others are to be through with the emulator before their leases end.
+	if err := flag.Set("test.parallel", "8"); err != nil {
 		fmt.Println(err)
 	}
 	m.Run() // its result is the program's when this returns

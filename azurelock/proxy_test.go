@@ -3,21 +3,30 @@ package azurelock
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
-	"maps"
 	"net/http"
-	"net/http/httptest"
-	"net/url"
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 )
+
+// withFakeClock runs f with a clock of its own that stands still while the emulator is
+// asked: however slow that is, all our timeouts and pauses are exact. The emulator's
+// clock is the real one; leases last for all of f.
+//
+// Nothing in f may wait for a channel that was made outside.
+func withFakeClock(t *testing.T, f func(t *testing.T, e *emulator)) {
+	t.Helper()
+	e := azurite(t) // whose goroutines aren't of the bubble
+	synctest.Test(t, func(t *testing.T) { f(t, e) })
+}
 
 // A proxy stands before the emulator and does to requests and replies what
 // networks do.
 type proxy struct {
-	server *httptest.Server
-	to     string
+	direct http.RoundTripper
 
 	mu    sync.Mutex
 	rule  func(operation string) fault // nil: none
@@ -30,22 +39,20 @@ type fault struct {
 	before <-chan struct{} // the request is kept until then
 	after  <-chan struct{} // the reply is kept until then
 	drop   bool            // the connection is cut instead of the reply
-	gone   bool            // the request never arrives
 	status int             // said instead of asking the service
 }
 
-func newProxy(t testing.TB, e *emulator) *proxy {
-	p := &proxy{to: e.address, stops: make(chan struct{})}
-	p.server = httptest.NewServer(p)
-	t.Cleanup(func() {
-		close(p.stops)
-		p.server.CloseClientConnections()
-		p.server.Close()
-	})
+func newProxy(t testing.TB) *proxy {
+	p := &proxy{stops: make(chan struct{})}
+	t.Cleanup(func() { close(p.stops) })
 	return p
 }
 
-func (p *proxy) endpoint() string { return p.server.URL + "/" + account }
+// through makes the proxy the way of a client.
+func (p *proxy) through(next http.RoundTripper) http.RoundTripper {
+	p.direct = next
+	return p
+}
 
 // set makes f decide what happens from here on.
 func (p *proxy) set(f func(operation string) fault) {
@@ -66,10 +73,8 @@ func (p *proxy) on(operation string, f fault) {
 
 // count returns how many requests there were for the operation.
 func (p *proxy) count(operation string) int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	n := 0
-	for _, o := range p.seen {
+	for _, o := range p.operations() {
 		if o == operation {
 			n++
 		}
@@ -83,10 +88,8 @@ func (p *proxy) operations() []string {
 	return slices.Clone(p.seen)
 }
 
-var upstream = &http.Transport{MaxIdleConnsPerHost: 64}
-
-func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	body, _ := io.ReadAll(r.Body)
+// RoundTrip implements [http.RoundTripper].
+func (p *proxy) RoundTrip(r *http.Request) (*http.Response, error) {
 	o := operation(r)
 	p.mu.Lock()
 	p.seen = append(p.seen, o)
@@ -96,34 +99,53 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	p.mu.Unlock()
 
-	p.wait(f.before)
-	if f.gone {
-		panic(http.ErrAbortHandler)
-	}
-	if f.status != 0 {
-		w.WriteHeader(f.status)
-		return
-	}
 	// The request goes on although its client may have gone away meanwhile.
-	out, _ := http.NewRequestWithContext(context.Background(), r.Method, "", bytes.NewReader(body))
-	out.URL = &url.URL{Scheme: "http", Host: p.to, Path: r.URL.Path, RawPath: r.URL.RawPath, RawQuery: r.URL.RawQuery}
-	out.Header = r.Header
-	if len(body) == 0 {
-		out.Body = http.NoBody
+	onItsWay := r.Clone(context.WithoutCancel(r.Context()))
+	onItsWay.Body = http.NoBody // as are all that pass here
+	if r.Body != nil {
+		body, err := io.ReadAll(r.Body)
+		if err != nil || len(body) > 0 {
+			return nil, fmt.Errorf("a request with a body of %d bytes: %w", len(body), err)
+		}
+		r.Body.Close()
 	}
-	reply, err := upstream.RoundTrip(out)
+	type answer struct {
+		reply *http.Response
+		err   error
+	}
+	answers := make(chan answer, 1)
+	go func() {
+		reply, err := p.exchange(onItsWay, f) //nolint:bodyclose // whoever reads it closes it; it is in memory
+		answers <- answer{reply, err}
+	}()
+	select {
+	case a := <-answers:
+		return a.reply, a.err
+	case <-r.Context().Done():
+		return nil, r.Context().Err()
+	}
+}
+
+func (p *proxy) exchange(r *http.Request, f fault) (*http.Response, error) {
+	p.wait(f.before)
+	if f.status != 0 {
+		return &http.Response{StatusCode: f.status, Header: http.Header{}, Body: http.NoBody, Request: r}, nil
+	}
+	reply, err := p.direct.RoundTrip(r)
 	if err != nil {
-		panic(http.ErrAbortHandler)
+		return nil, err
 	}
 	defer reply.Body.Close()
-	answer, _ := io.ReadAll(reply.Body)
+	body, err := io.ReadAll(reply.Body)
+	if err != nil {
+		return nil, err
+	}
+	reply.Body = io.NopCloser(bytes.NewReader(body))
 	p.wait(f.after)
 	if f.drop {
-		panic(http.ErrAbortHandler)
+		return nil, io.EOF // as http.Transport says it
 	}
-	maps.Copy(w.Header(), reply.Header)
-	w.WriteHeader(reply.StatusCode)
-	w.Write(answer)
+	return reply, nil
 }
 
 func (p *proxy) wait(c <-chan struct{}) {

@@ -152,7 +152,7 @@ func TestOpen(t *testing.T) {
 	t.Setenv("AZURE_STORAGE_SAS_TOKEN", containerSAS(t, name, sas.ContainerPermissions{Read: true, Create: true, Write: true}))
 	bySAS := open("?endpoint=" + url.QueryEscape(e.endpoint()))
 	for i, l := range []*distlock.Locker{byString, byKey, bySAS} {
-		lock, err := l.TryAcquire(t.Context(), "a")
+		lock, err := l.Acquire(t.Context(), "a")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -160,7 +160,11 @@ func TestOpen(t *testing.T) {
 			t.Errorf("%d: token: %t", i, ok)
 		}
 		for _, other := range []*distlock.Locker{byString, byKey, bySAS} {
-			if _, err := other.TryAcquire(t.Context(), "a"); !errors.Is(err, distlock.ErrNotAcquired) {
+			_, err := other.TryAcquire(t.Context(), "a")
+			for err != nil && strings.Contains(err.Error(), "did not answer in time") {
+				_, err = other.TryAcquire(t.Context(), "a")
+			}
+			if !errors.Is(err, distlock.ErrNotAcquired) {
 				t.Errorf("while another has it: %v", err)
 			}
 		}
@@ -180,7 +184,9 @@ func TestDefaultCredential(t *testing.T) {
 		w.WriteHeader(http.StatusCreated)
 	}))
 	defer service.Close()
+	var identified int
 	identity := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		identified++
 		if r.Header.Get("X-IDENTITY-HEADER") != "header" || r.URL.Query().Get("resource") != "https://storage.azure.com" {
 			w.WriteHeader(http.StatusBadRequest)
 			return
@@ -207,7 +213,6 @@ func TestDefaultCredential(t *testing.T) {
 	// Each failure says why it came to that, and what was tried.
 	t.Setenv("AZURE_TOKEN_CREDENTIALS", "ManagedIdentityCredential")
 	t.Setenv("IDENTITY_HEADER", "wrong")
-	start := time.Now()
 	err := try()
 	if err == nil || !strings.HasPrefix(err.Error(), "neither AZURE_STORAGE_KEY nor AZURE_STORAGE_SAS_TOKEN is set, and ") || !strings.Contains(err.Error(), "ManagedIdentityCredential") {
 		t.Errorf("a managed identity that refuses: %v", err)
@@ -217,8 +222,8 @@ func TestDefaultCredential(t *testing.T) {
 	if err == nil || !strings.HasPrefix(err.Error(), "neither AZURE_STORAGE_KEY nor AZURE_STORAGE_SAS_TOKEN is set, and ") || !strings.Contains(err.Error(), "AZURE_TENANT_ID") || strings.Contains(err.Error(), "\n") {
 		t.Errorf("nothing in the environment: %v", err)
 	}
-	if took := time.Since(start); took > 2*time.Second {
-		t.Errorf("they failed after %v", took)
+	if identified != 1 {
+		t.Errorf("the managed identity was asked %d times, which takes time", identified)
 	}
 	if len(asked) > 0 {
 		t.Errorf("the service was asked without a token: %q", asked)

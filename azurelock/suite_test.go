@@ -23,10 +23,11 @@ func TestSuite(t *testing.T) {
 	for _, o := range []Options{{}, {Fencing: true}} {
 		t.Run(fmt.Sprintf("fencing=%t", o.Fencing), func(t *testing.T) {
 			t.Parallel()
-			e := azurite(t)
+			dir := ""
 			if o.Fencing {
-				e = ownAzurite(t)
+				dir = t.TempDir()
 			}
+			e := ownAzurite(t, dir) // thousands of requests that no other test need wait for
 			name := containerOf(e.container(t))
 			h := harness(o, func(t testing.TB, wrap func(http.RoundTripper) http.RoundTripper) *container.Client {
 				return client(t, e.endpoint(), name, wrap)
@@ -116,14 +117,16 @@ func harness(o Options, open func(testing.TB, func(http.RoundTripper) http.Round
 		omit := []string{"P12_locker_keeps_its_lease"}
 		if o.Fencing {
 			omit = []string{
-				"P12_renewed_lease_stays", "P20_thousand_held_at_once", "P17_S36_a_thousand_names_are_distinct",
-				"P17_random_names_are_distinct", "P07_S10_cancel_at_any_point_leaves_nothing",
+				"P12_renewed_lease_stays", "P17_random_names_are_distinct", "P07_S10_cancel_at_any_point_leaves_nothing",
 			}
 		}
 		for _, name := range omit {
 			h.Omit[name] = "the other suite has it; " + longEnv + "=1 runs it here, too"
 		}
 		h.Omit["P20_S34_names_are_forgotten"] = "it makes five thousand requests, one by one; " + longEnv + "=1 runs it"
+		for _, name := range []string{"P20_thousand_held_at_once", "P17_S36_a_thousand_names_are_distinct"} {
+			h.Omit[name] = "a slow machine's emulator can't renew a thousand leases every five seconds, see TestThousandNames; " + longEnv + "=1 runs it"
+		}
 	}
 	return h
 }

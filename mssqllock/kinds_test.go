@@ -25,7 +25,7 @@ func TestReadersAndWriters(t *testing.T) {
 	// Readers that overlap don't keep a writer out, nor an upgrade.
 	ctx, cancel := context.WithCancel(t.Context())
 	var all sync.WaitGroup
-	var reading, writing atomic.Int64
+	var reading, reads, writing atomic.Int64
 	for _, l := range lockers[:2] {
 		for range 3 {
 			all.Go(func() {
@@ -35,6 +35,7 @@ func TestReadersAndWriters(t *testing.T) {
 						continue
 					}
 					reading.Add(1)
+					reads.Add(1)
 					if writing.Load() > 0 {
 						t.Error("a reader beside a writer")
 					}
@@ -45,26 +46,44 @@ func TestReadersAndWriters(t *testing.T) {
 			})
 		}
 	}
-	eventually(t, 5*time.Second, "readers", func() bool { return reading.Load() > 1 })
+	eventually(t, "readers", func() bool { return reading.Load() > 1 })
+	// When the writer is in the server's queue, each of the other processes lets in as
+	// many as HandoffCount says, and a few; twice, if the writer has to ask anew.
+	const most = 500
 	for i := range 10 {
-		start := time.Now()
-		var k *distlock.Lock
-		if i%2 == 0 {
-			k = mustAcquire(t, lockers[2], t.Name())
-		} else {
-			k = mustAcquire(t, lockers[2], t.Name(), distlock.Upgradeable())
-			if err := k.Upgrade(t.Context(), distlock.Timeout(20*time.Second)); err != nil {
-				t.Fatal(err)
+		var before atomic.Int64
+		before.Store(-1) // it isn't in the queue
+		written := make(chan struct{})
+		go func() {
+			defer close(written)
+			var err error
+			k := mustAcquire(t, lockers[2], t.Name(), []distlock.AcquireOption{distlock.Timeout(patience), distlock.Upgradeable()}[i%2])
+			if i%2 == 1 {
+				err = k.Upgrade(t.Context(), distlock.Timeout(patience))
 			}
-		}
-		writing.Add(1)
-		if reading.Load() > 0 {
-			t.Error("a writer beside readers")
-		}
-		writing.Add(-1)
-		mustRelease(t, k)
-		if took := time.Since(start); took > 3*time.Second {
-			t.Errorf("the writer waited for %v", took)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			writing.Add(1)
+			if reading.Load() > 0 {
+				t.Error("a writer beside readers")
+			}
+			if n := before.Load(); n >= 0 && reads.Load()-n > most {
+				t.Errorf("%d readers were let in while a writer waited", reads.Load()-n)
+			}
+			writing.Add(-1)
+			mustRelease(t, k)
+		}()
+		for ended := false; !ended; {
+			select {
+			case <-written:
+				ended = true
+			case <-time.After(time.Millisecond):
+				if before.Load() < 0 && s.number(t, "SELECT COUNT(*) "+waitingFor+" AND request_mode = 'X'", shown(t.Name())) > 0 {
+					before.Store(reads.Load())
+				}
+			}
 		}
 	}
 	cancel()
@@ -76,7 +95,7 @@ func TestReadersAndWriters(t *testing.T) {
 func TestNewReadersQueueBehindWriter(t *testing.T) {
 	t.Parallel()
 	s := theServer(t)
-	reader := New(s.pool(t, s.addr()), &Options{MaxSessions: 2})
+	reader := New(s.pool(t, s.addr()), &Options{MaxSessions: 2, Heartbeat: patience})
 	defer reader.Close()
 	writer, _ := s.locker(t, s.addr(), nil)
 	r := driver.Request{Resource: t.Name(), Mode: driver.Shared}
@@ -90,11 +109,11 @@ func TestNewReadersQueueBehindWriter(t *testing.T) {
 	}
 	got := make(chan *distlock.Lock)
 	go func() { got <- mustAcquire(t, writer, t.Name()) }()
-	eventually(t, 10*time.Second, "the writer waits", func() bool { return s.waiters(t, t.Name()) == 1 })
+	eventually(t, "the writer waits", func() bool { return s.waiters(t, t.Name()) == 1 })
 	if g, err := reader.Acquire(t.Context(), r); !errors.Is(err, driver.ErrHeld) {
 		t.Errorf("a third reader: %v, %v", g, err)
 	}
-	r.Wait = 20 * time.Second
+	r.Wait = patience
 	waiting := make(chan error)
 	go func() {
 		g, err := reader.Acquire(t.Context(), r)
@@ -103,7 +122,7 @@ func TestNewReadersQueueBehindWriter(t *testing.T) {
 		}
 		waiting <- err
 	}()
-	eventually(t, 10*time.Second, "the reader waits behind", func() bool { return s.waiters(t, t.Name()) == 2 })
+	eventually(t, "the reader waits behind", func() bool { return s.waiters(t, t.Name()) == 2 })
 	for _, g := range []driver.Grant{first, second} {
 		if err := g.Hold.Release(t.Context()); err != nil {
 			t.Fatal(err)
@@ -168,13 +187,13 @@ func TestCanceledUpgrade(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		upgraded := make(chan error)
 		go func() { upgraded <- k.Upgrade(ctx) }()
-		eventually(t, 10*time.Second, "it keeps its place", func() bool { return s.waiters(t, t.Name()) == 1 })
+		eventually(t, "it keeps its place", func() bool { return s.waiters(t, t.Name()) == 1 })
 		mustBeHeld(t, c, t.Name(), distlock.Shared())
 		cancel()
 		if err := <-upgraded; !errors.Is(err, context.Canceled) {
 			t.Fatal(err)
 		}
-		eventually(t, 10*time.Second, "readers are let in again", func() bool {
+		eventually(t, "readers are let in again", func() bool {
 			k, err := c.TryAcquire(t.Context(), t.Name(), distlock.Shared())
 			return err == nil && k.Release() == nil
 		})

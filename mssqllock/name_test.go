@@ -78,7 +78,7 @@ func ownNames() []string {
 // resource.
 func TestOwnNames(t *testing.T) {
 	s := theServer(t)
-	b := New(s.pool(t, s.addr()), nil)
+	b := New(s.pool(t, s.addr()), &Options{Heartbeat: patience})
 	defer b.Close()
 	g, err := b.Acquire(t.Context(), driver.Request{Resource: t.Name()})
 	if err != nil {

@@ -42,7 +42,7 @@ func does(steps []*dbsession.Step, verb dbsession.Verb) bool {
 // refusing returns a backend on one session.
 func refusing(t *testing.T, s *testServer) (*Backend, *refusingDialect) {
 	t.Helper()
-	b := New(s.pool(t, s.addr()), nil)
+	b := New(s.pool(t, s.addr()), &Options{Heartbeat: patience})
 	d := &refusingDialect{dialect: b.dialect}
 	b.pool = dbsession.New(b.db, d, dbsession.Options{
 		MaxSessions: 1, Heartbeat: b.opt.Heartbeat, IdleTimeout: b.opt.IdleTimeout, Dropped: b.dropped,
@@ -110,7 +110,7 @@ func TestRefusedUndo(t *testing.T) {
 	if g, err := b.Acquire(t.Context(), driver.Request{Resource: t.Name()}); err == nil {
 		defer g.Hold.Release(context.Background())
 	}
-	eventually(t, 5*time.Second, "the session ends", func() bool {
+	eventually(t, "the session ends", func() bool {
 		select {
 		case <-kept.Session.Lost():
 			return true
@@ -132,7 +132,7 @@ func TestRefusedReleaseWithoutToken(t *testing.T) {
 	if _, err := b.Acquire(t.Context(), driver.Request{Resource: t.Name()}); err == nil {
 		t.Error("granted without a token")
 	}
-	eventually(t, 5*time.Second, "it is free", func() bool {
+	eventually(t, "it is free", func() bool {
 		k, err := witness.TryAcquire(t.Context(), t.Name())
 		return err == nil && k.Release() == nil
 	})
@@ -145,8 +145,7 @@ func TestTryElsewhereEnds(t *testing.T) {
 		t.Skip("the server isn't the tests' own")
 	}
 	s := ownServer(t, tdstest.Config{})
-	const heartbeat = 300 * time.Millisecond
-	b := New(s.pool(t, s.addr()), &Options{Heartbeat: heartbeat})
+	b := New(s.pool(t, s.addr()), &Options{Heartbeat: 5 * time.Second})
 	defer b.Close()
 	k, err := b.Acquire(t.Context(), driver.Request{Resource: t.Name(), Mode: driver.Upgradeable})
 	if err != nil {
@@ -172,7 +171,7 @@ func TestTryElsewhereEnds(t *testing.T) {
 		if err == nil || errors.Is(err, driver.ErrHeld) {
 			t.Error(err)
 		}
-	case <-time.After(10 * heartbeat):
+	case <-time.After(patience):
 		t.Error("it hangs")
 	}
 }
@@ -225,10 +224,12 @@ func TestHangingToken(t *testing.T) {
 	db := s.pool(t, s.addr())
 	b := New(db, &Options{Heartbeat: 300 * time.Millisecond, Sequence: "fences", CreateSequence: true})
 	defer b.Close()
-	g, err := b.Acquire(t.Context(), driver.Request{Resource: t.Name() + "1"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	var g driver.Grant
+	eventually(t, "it is granted", func() (ok bool) { // the machine may stall for longer than a heartbeat
+		var err error
+		g, err = b.Acquire(t.Context(), driver.Request{Resource: t.Name() + "1"})
+		return err == nil
+	})
 	over := make(chan struct{})
 	defer s.tds.OnRequest(nil)
 	defer close(over)
@@ -238,9 +239,9 @@ func TestHangingToken(t *testing.T) {
 		}
 		return tdstest.Continue
 	})
-	if _, err = b.Acquire(context.Background(), driver.Request{Resource: t.Name()}); err == nil {
+	if _, err := b.Acquire(context.Background(), driver.Request{Resource: t.Name()}); err == nil {
 		t.Error("granted without a token")
 	}
 	<-g.Session.Lost()
-	eventually(t, 10*time.Second, "it is closed", func() bool { return db.Stats().OpenConnections == 0 })
+	eventually(t, "it is closed", func() bool { return db.Stats().OpenConnections == 0 })
 }

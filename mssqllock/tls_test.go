@@ -91,7 +91,7 @@ func TestTLS(t *testing.T) {
 		}
 		mustRelease(t, k)
 		l.Close()
-		eventually(t, 5*time.Second, "its connections end", func() bool { return s.number(t, connections, "TRUE")+s.number(t, connections, "FALSE") == 0 })
+		eventually(t, "its connections end", func() bool { return s.number(t, connections, "TRUE")+s.number(t, connections, "FALSE") == 0 })
 	}
 	for _, c := range []struct {
 		server     *testServer

@@ -286,7 +286,11 @@ func (s *Session) setUp(ctx context.Context) error {
 	if err != nil && peer != nil && p.DoOn(ctx, other, &Step{Verb: Ping}) != nil {
 		s.self.ID, err = p.dialect.Setup(s.conn.life, s.conn, s.self.Mark, nil) // it was the peer's fault
 	}
-	if !stop() { // ctx is none of the caller's, and nor must its error look so
+	switch {
+	case stop():
+	case p.life.Err() != nil:
+		return errClosed
+	default: // ctx is none of the caller's, and nor must its error look so
 		return fmt.Errorf("%w: %w", errNoConnection, context.Cause(ctx))
 	}
 	if err != nil {

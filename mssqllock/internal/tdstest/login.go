@@ -94,7 +94,7 @@ func parseLogin(data []byte) (login, error) {
 
 // handshake does PRELOGIN and LOGIN7. It answers false if there is no session.
 func (s *session) handshake() bool {
-	if err := s.conn.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+	if err := s.conn.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
 		return false
 	}
 	if !s.strict() {

@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 
 func leftGoroutines() string {
 	var left []string
-	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); runtime.Gosched() {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); runtime.Gosched() {
 		stacks := make([]byte, 1<<20)
 		stacks = stacks[:runtime.Stack(stacks, true)]
 		left = left[:0]

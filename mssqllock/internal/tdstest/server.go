@@ -330,5 +330,11 @@ func (srv *Server) Close() {
 // are free then; sequences go on.
 func (srv *Server) Restart() error {
 	srv.Close()
-	return srv.listen(srv.addr)
+	for begun := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		// Somebody's connection may have been given the port meanwhile.
+		err := srv.listen(srv.addr)
+		if err == nil || time.Since(begun) > time.Minute {
+			return err
+		}
+	}
 }
