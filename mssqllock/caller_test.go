@@ -281,7 +281,7 @@ func TestInTxUpgrade(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	upgraded := make(chan error)
-	go func() { upgraded <- InTx(ctx, tx, t.Name()) }()
+	go func() { upgraded <- patientInTx(ctx, tx, t.Name()) }()
 	eventually(t, 10*time.Second, "the upgrade waits", func() bool { return s.waiters(t, t.Name()) == 1 })
 	cancel()
 	if err := <-upgraded; !errors.Is(err, context.Canceled) {
@@ -325,7 +325,7 @@ func TestInTxWaits(t *testing.T) {
 	}
 	for range 5 {
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
-		if err := InTx(ctx, tx, t.Name()); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, distlock.ErrNotAcquired) {
+		if err := patientInTx(ctx, tx, t.Name()); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, distlock.ErrNotAcquired) {
 			t.Error(err)
 		}
 		cancel()
@@ -335,7 +335,7 @@ func TestInTxWaits(t *testing.T) {
 	for range 20 {
 		ctx, cancel := context.WithCancel(t.Context())
 		waited := make(chan error)
-		go func() { waited <- InTx(ctx, tx, t.Name()) }()
+		go func() { waited <- patientInTx(ctx, tx, t.Name()) }()
 		eventually(t, 10*time.Second, "it waits", func() bool { return s.waiters(t, t.Name()) == 1 })
 		both := make(chan struct{})
 		go func() {
@@ -418,8 +418,12 @@ func TestInTxCanceledTooLate(t *testing.T) {
 				}
 			})
 			defer s.tds.OnReply(nil)
+			b := &txBackend{tx: tx, answer: time.Minute, patience: 2 * time.Minute}
+			if c.late {
+				b.answer = 10 * time.Millisecond
+			}
 			ended := make(chan error)
-			go func() { ended <- InTx(ctx, tx, t.Name()) }()
+			go func() { ended <- b.lock(ctx, t.Name(), nil) }()
 			if other != nil {
 				eventually(t, 10*time.Second, "it waits", func() bool { return s.waiters(t, t.Name()) == 1 })
 				mustRelease(t, other)
