@@ -527,8 +527,7 @@ func TestDeadlock(t *testing.T) {
 	}
 }
 
-// Statements are canceled only where they wait, and never on a session that
-// holds locks; each lock alone is one call of the procedure.
+// Each lock alone is one call of the procedure.
 func TestStatements(t *testing.T) {
 	t.Parallel()
 	s := theServer(t)
