@@ -43,9 +43,9 @@ import (
 // the call, as before any other statement.
 //
 // InTx returns about a second after the end of ctx, or of the time, at the latest.
-// If the connection hasn't answered until then, an error beside the other says so,
-// which matches [sqldriver.ErrBadConn]. Then nothing may be done with the
-// transaction but to roll it back, as it may be granted the lock after all.
+// If the connection hasn't answered by then, an error beside the other says so,
+// which matches [database/sql/driver.ErrBadConn]. Then nothing may be done with
+// the transaction but to roll it back, as it may be granted the lock after all.
 // Rollback waits until the statement is answered, or the driver gives up the
 // connection, which takes it five to ten seconds.
 //
@@ -61,9 +61,9 @@ func InTx(ctx context.Context, tx *sql.Tx, resource string, opts ...distlock.Acq
 type txBackend struct {
 	tx *sql.Tx
 
-	// When nobody waits for it any more, answer is how long the first question may
-	// take before it is canceled, and patience how long it is waited for the end of
-	// all that is sent.
+	// When ctx or the time is over, answer is how long the first question may still
+	// take before it is canceled, and patience how long the call waits for the end of
+	// all that was sent.
 	answer, patience time.Duration
 
 	called context.Context // ends with the call: nothing is begun after that

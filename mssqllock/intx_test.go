@@ -100,7 +100,7 @@ func TestInTxMute(t *testing.T) {
 			if !c.stays {
 				p.Set(false, false)
 			}
-			tx.Rollback() //nolint:errcheck // the driver may have given up the connection
+			tx.Rollback() // an error, if the driver has given up the connection
 			s.tds.OnRequest(nil)
 			if c.muted != undoInTx.text && asked[undoInTx.text] != 0 {
 				t.Error("it went on asking when the transaction was the caller's")

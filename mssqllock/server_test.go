@@ -105,7 +105,7 @@ func TestAgainstOtherServer(t *testing.T) {
 	if os.Getenv(serverURL) != "" {
 		t.Skip("they do already")
 	}
-	const some = "^Test([^D]|Deadlock)|^TestDriver$/^url$/^(P09|P23|P07_S07)"
+	const some = "^Test([^D]|Deadlock)|^TestDriver$/^url$/^(P09|P07_S07|P23_readers)"
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	tests := exec.CommandContext(ctx, os.Args[0], "-test.v", "-test.run", some)
