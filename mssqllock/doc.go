@@ -32,8 +32,9 @@
 // with /instance before the question mark, and with all of its parameters but
 // "connection timeout", which would end waits. Besides there are the [Options]:
 // prefix, max_sessions, max_waiting, heartbeat, idle_timeout, sequence,
-// create_sequence. Unless it says encrypt=true the driver encrypts without
-// verifying the server. With fedauth=… it logs in with Microsoft Entra ID, if the
+// create_sequence. Without encrypt= the driver encrypts the login only, and verifies
+// nobody; with encrypt=true or encrypt=strict it encrypts all, and verifies the
+// server's certificate. With fedauth=… it logs in with Microsoft Entra ID, if the
 // program imports package azuread beside this.
 //
 // # How it locks
@@ -74,8 +75,12 @@
 // A writer that waits isn't passed by new readers, those of processes that read
 // already included. An upgrade that waits for readers to leave asks every 2 to
 // 50 ms, as its session holds other locks too, while a connection of its own
-// stands in the queue for it and keeps new readers out; so does the first who
-// waits for a permit.
+// stands in the queue for it and keeps new readers out.
+//
+// Of those who wait for a permit of a semaphore the first asks every 2 to 50 ms
+// whether one is free, as the server has no queue for any of several locks. He
+// holds a lock (distlock/wait/HASH) that those behind him, one of each process,
+// wait for in the server's queue.
 //
 // Return codes of sp_getapplock: 0 and 1 are grants, -1 is held by another, -2
 // a canceled request, -3 a deadlock and [driver.ErrDeadlock], as is error 1205;

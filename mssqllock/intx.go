@@ -3,6 +3,7 @@ package mssqllock
 import (
 	"context"
 	"database/sql"
+	sqldriver "database/sql/driver"
 	"errors"
 	"fmt"
 	"sync"
@@ -35,22 +36,37 @@ import (
 // back only if the caller has set XACT_ABORT. What was granted at that moment is
 // given back, if the transaction didn't have it before; if it did, it may be left
 // with the stronger mode. Whether it did is known from the first question, which
-// doesn't wait; so when ctx ends, that is given a second to be answered, and an
-// attention only then. If the transaction holds the lock after that, an error says
-// so, beside that of ctx: it can't be told whether it did before, and the lock
+// doesn't wait; so when ctx ends, that is given half a second to be answered, and
+// an attention only then. If the transaction holds the lock after that, an error
+// says so, beside that of ctx: it can't be told whether it did before, and the lock
 // stays until the transaction ends. Rows of the transaction must be closed before
 // the call, as before any other statement.
 //
+// InTx returns about a second after the end of ctx, or of the time, at the latest.
+// If the connection hasn't answered by then, an error beside the other says so,
+// which matches [database/sql/driver.ErrBadConn]. Then nothing may be done with
+// the transaction but to roll it back, as it may be granted the lock after all.
+// Rollback waits until the statement is answered, or the driver gives up the
+// connection, which takes it five to ten seconds.
+//
+// There is no [Options.Prefix] here: put one before the resource yourself.
+//
 // [rollback-transaction-transact-sql]: https://learn.microsoft.com/sql/t-sql/language-elements/rollback-transaction-transact-sql
 func InTx(ctx context.Context, tx *sql.Tx, resource string, opts ...distlock.AcquireOption) error {
-	b := &txBackend{tx: tx}
-	_, err := distlock.New(b, nil).Acquire(ctx, resource, opts...)
-	return errors.Join(err, b.end(err == nil))
+	b := &txBackend{tx: tx, answer: time.Second / 2, patience: time.Second}
+	return b.lock(ctx, resource, opts)
 }
 
 // txBackend takes one lock in a transaction, which has to release it.
 type txBackend struct {
 	tx *sql.Tx
+
+	// When ctx or the time is over, answer is how long the first question may still
+	// take before it is canceled, and patience how long the call waits for the end of
+	// all that was sent.
+	answer, patience time.Duration
+
+	called context.Context // ends with the call: nothing is begun after that
 
 	mu     sync.Mutex // held while a statement runs
 	over   bool       // nothing is sent any more
@@ -59,14 +75,37 @@ type txBackend struct {
 	left   error      // what can't be undone
 }
 
+// lock is what InTx does.
+func (b *txBackend) lock(ctx context.Context, resource string, opts []distlock.AcquireOption) error {
+	called, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	b.called = called
+	_, err := distlock.New(b, nil).Acquire(ctx, resource, opts...)
+	if err == nil {
+		return nil
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- b.end() }()
+	timer := time.NewTimer(b.patience)
+	defer timer.Stop()
+	select {
+	case left := <-ended:
+		return errors.Join(err, left)
+	case <-timer.C:
+		// What is under way goes on. The driver finishes it before it lets the caller
+		// do something else, and nothing is given back after that: the statement could
+		// meet rows that the caller has opened.
+		return errors.Join(err, errUnanswered)
+	}
+}
+
+var errUnanswered = fmt.Errorf("the connection does not answer: roll the transaction back, as it may be granted the lock yet: %w", sqldriver.ErrBadConn)
+
 // end waits for the statement under way, and gives back what came too late.
-func (b *txBackend) end(keep bool) error {
+func (b *txBackend) end() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.over = true
-	if keep {
-		return nil
-	}
 	if b.got != "" {
 		b.undo(b.got)
 	}
@@ -85,10 +124,6 @@ var takeInTx = &query{
 	"DECLARE @r int,@m nvarchar(32)=APPLOCK_MODE('public',@p1,'Transaction');EXEC @r=sp_getapplock @p1,@p2,'Transaction',@p3;SELECT @r,@m",
 	"@p1 nvarchar(255),@p2 nvarchar(32),@p3 int",
 }
-
-// answerPatience is how long the first question may take when nobody waits for it
-// any more.
-const answerPatience = time.Second
 
 // Acquire implements [driver.Backend].
 func (b *txBackend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
@@ -109,7 +144,7 @@ func (b *txBackend) Acquire(ctx context.Context, r driver.Request) (driver.Grant
 	defer cancel()
 	patience := time.Duration(0)
 	if b.before == "" {
-		patience = answerPatience
+		patience = b.answer
 	}
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(patience, cancel) })()
 	if err := b.ask(canceled, takeInTx, []any{&code, &before}, name, want, int64(lockTimeout(r.Wait))); err != nil {
@@ -168,14 +203,12 @@ func (b *txBackend) undo(name string) {
 	if b.before != "NoLock" && b.before != "" {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
 	release := int64(0)
 	if b.before == "NoLock" {
 		release = 1
 	}
 	var mode string
-	switch err := b.ask(ctx, undoInTx, []any{&mode}, name, release); {
+	switch err := b.ask(b.called, undoInTx, []any{&mode}, name, release); {
 	case err != nil:
 		b.left = fmt.Errorf("giving back a lock that came too late: %w", err)
 	case release == 0 && mode != "NoLock":

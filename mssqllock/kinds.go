@@ -246,7 +246,16 @@ func (a *attempt) permit(ctx context.Context) (*hold, error) {
 		return nil, err
 	}
 	var h *hold
+	proven := time.Now()
 	err = dbsession.Poll(ctx, a.left, func() (bool, error) {
+		// What is asked here may all go over other sessions, and no grant renews this
+		// one.
+		if time.Since(proven) >= a.b.opt.Heartbeat {
+			proven = time.Now()
+			if err := first.session.Renew(ctx); err != nil && !first.session.Dead() {
+				return false, err
+			}
+		}
 		if first.session.Dead() {
 			return false, driver.ErrHeld
 		}

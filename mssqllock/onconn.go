@@ -17,7 +17,8 @@ import (
 // lock and what is done under it share one fate: if the connection is lost, so is
 // the transaction that it was in. It needs no further connection, has exclusive,
 // shared and upgradeable locks, and no tokens. For a lock that is to end with a
-// transaction see [InTx].
+// transaction see [InTx]. There is no [Options.Prefix] here: put one before the
+// resources yourself.
 //
 // Conn stays the caller's to close, after the backend, which releases what is
 // still held: the server keeps the locks of a connection that has gone back to

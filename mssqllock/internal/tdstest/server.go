@@ -88,6 +88,7 @@ type Server struct {
 	onRequest   atomic.Pointer[func(spid int, sql string) Fault]
 	onReply     atomic.Pointer[func(spid int, sql string, canceled <-chan struct{})]
 	onLock      atomic.Pointer[func(principal, name string)]
+	onAttention atomic.Pointer[func(spid int)]
 
 	mu       sync.Mutex
 	listener net.Listener
@@ -299,6 +300,10 @@ func (srv *Server) OnReply(f func(spid int, sql string, canceled <-chan struct{}
 // OnLock has f called before each lock that sp_getapplock is asked for. nil ends
 // it.
 func (srv *Server) OnLock(f func(principal, name string)) { srv.onLock.Store(&f) }
+
+// OnAttention has f called with every attention, by the goroutine that reads what
+// the client sends. nil ends it.
+func (srv *Server) OnAttention(f func(spid int)) { srv.onAttention.Store(&f) }
 
 func (srv *Server) logged(spid int, sql string) {
 	if f := srv.onStatement.Load(); f != nil && *f != nil {

@@ -74,6 +74,9 @@ func (s *session) read(requests chan<- message) {
 	defer close(requests)
 	for {
 		m, err := readMessage(s.in)
+		if f := s.srv.onAttention.Load(); err == nil && m.kind == msgAttention && f != nil && *f != nil {
+			(*f)(s.spid)
+		}
 		s.mu.Lock()
 		if err != nil {
 			// Nobody is left to answer.
