@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -15,6 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/distlock-go/distlock/driver"
+	"github.com/distlock-go/distlock/internal/program"
 	"github.com/distlock-go/distlock/internal/queue"
 )
 
@@ -80,7 +80,7 @@ func New(b driver.Backend, o *Options) *Locker {
 	}
 	l.gate = l.queue.NewGate()
 	l.schedule.ring = l.lookAfterKeepers
-	l.owner = driver.Owner{PID: os.Getpid(), Program: filepath.Base(os.Args[0]), Note: l.options.Note}
+	l.owner = driver.Owner{PID: os.Getpid(), Program: program.Name(), Note: l.options.Note}
 	l.owner.Host, _ = os.Hostname() // for people's eyes; nothing depends on it
 	rand.Read(l.owner.ID[:8])
 	return l

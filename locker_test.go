@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math"
 	"net/url"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -1168,4 +1169,11 @@ func TestP18_TriesAtFreePermitsAllSucceed(t *testing.T) {
 			t.Errorf("of ten permits %d were had, and %d refused", got.Load(), refused.Load())
 		}
 	})
+}
+
+// In a library within a program of another language, os.Args can be empty.
+func TestNoArguments(t *testing.T) {
+	defer func(args []string) { os.Args = args }(os.Args)
+	os.Args = nil
+	mustRelease(t, mustAcquire(t, newLocker(t, newStore(), nil), "a"))
 }

@@ -23,7 +23,9 @@ import (
 // Acquire takes a lease; see [driver.Backend]. It never waits for others.
 func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	if err := b.check(r.Resource, r.Mode, true); err != nil {
-		b.remember(r.Owner.ID, outcome{})
+		if errors.Is(err, errClosed) { // Undo finds out by itself what else there is
+			b.remember(r.Owner.ID, outcome{})
+		}
 		return driver.Grant{}, err
 	}
 	if r.TTL < minTTL || r.TTL > maxTTL {

@@ -299,10 +299,16 @@ func TestNotFoundWhateverIsTried(t *testing.T) {
 // The count of permits is in a blob of its own, and what is wrong with that
 // doesn't mean that the permit is held: it would stay leased.
 func TestLeaseOnTheCountOfPermits(t *testing.T) {
-	b := scripted(t, &Options{Fencing: true}, map[string]string{"look": "404 BlobNotFound", "create": "412 LeaseIdMissing"})
-	b.existing.guess = true // so that the permit isn't created
-	if _, err := b.Acquire(t.Context(), permit("a", 1)); err == nil || errors.Is(err, driver.ErrHeld) || !strings.Contains(err.Error(), "counts the permits") {
-		t.Error(err)
+	for what, answers := range map[string]map[string]string{
+		"made meanwhile": {"look": "404 BlobNotFound", "create": "412 LeaseIdMissing"},
+		"there before":   {"set": "412 LeaseIdMissing"},
+	} {
+		b := scripted(t, &Options{Fencing: true}, answers)
+		b.existing.guess = true // so that the permit isn't created
+		_, err := b.Acquire(t.Context(), permit("a", 1))
+		if err == nil || errors.Is(err, driver.ErrHeld) || !strings.Contains(err.Error(), "break the lease") || !strings.Contains(err.Error(), "fence") {
+			t.Errorf("%s: %v", what, err)
+		}
 	}
 }
 
@@ -314,6 +320,41 @@ func TestErrorsOfCredentials(t *testing.T) {
 	const want = "because, and DefaultAzureCredential: failed to acquire a token.; Attempted credentials:; A: no; B: no"
 	if err.Error() != want || !errors.Is(err, cause) {
 		t.Errorf("%q", err)
+	}
+}
+
+// What was never sent isn't kept for an Undo that has nothing to do, or never
+// comes.
+func TestNothingIsKeptOfWhatWasNeverSent(t *testing.T) {
+	shared, short := request("a"), request("a")
+	shared.Mode, short.TTL = driver.Shared, minTTL-1
+	single := OnBlob(client(t, "http://127.0.0.1:1", "c", nil).NewBlobClient("b"), nil)
+	single.name = "another"
+	unused := scripted(t, nil, nil)
+	closed := scripted(t, nil, nil)
+	closed.Close()
+	for what, c := range map[string]struct {
+		b *Backend
+		r driver.Request
+	}{
+		"a mode that there isn't": {unused, shared},
+		"a short lease":           {unused, short},
+		"bad options":             {New(nil, nil), request("a")},
+		"another resource":        {single, request("a")},
+		"closed":                  {closed, request("a")},
+	} {
+		_, err := c.b.Acquire(t.Context(), c.r)
+		if err == nil {
+			t.Fatalf("%s: granted", what)
+		}
+		if !errors.Is(err, errors.ErrUnsupported) { // of which nothing is to be undone
+			if err := c.b.Undo(t.Context(), c.r); err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		if n := len(c.b.outcomes); n != 0 {
+			t.Errorf("%s: %d outcomes are kept", what, n)
+		}
 	}
 }
 

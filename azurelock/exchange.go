@@ -267,6 +267,7 @@ var advice = map[bloberror.Code]string{
 	bloberror.AuthorizationProtocolMismatch:     "the SAS needs https",
 	bloberror.ResourceTypeMismatch:              "there is a directory of that name: resources can't be named like directories in accounts with a hierarchical namespace",
 	bloberror.BlobImmutableDueToPolicy:          "an immutability policy forbids it",
+	bloberror.LeaseIDMissing:                    "somebody has a lease on a blob that only counts, which nobody should: break the lease",
 	bloberror.MetadataTooLarge:                  "the blob's metadata leave no room for a token or note",
 	bloberror.InvalidResourceName:               "the service doesn't take the name",
 	bloberror.ServerBusy:                        "the service is busy, or throttles the account",

@@ -70,7 +70,8 @@ func (p *properties) nextToken(local time.Time) (uint64, error) {
 	if s := p.get(tokenKey); s != nil {
 		var err error
 		if last, err = strconv.ParseUint(*s, 10, 63); err != nil || last == math.MaxInt64 {
-			return 0, fmt.Errorf("the metadata hold no number for %s: a smaller token than before must not be given out", tokenKey)
+			return 0, fmt.Errorf("the blob's metadata hold no number for %s that can be counted on, and a smaller token than before must not be given out: "+
+				"remove %[1]s from them; the count then starts at the service's clock", tokenKey)
 		}
 	}
 	if p.date == nil {
@@ -120,7 +121,7 @@ func (b *Backend) count(ctx context.Context, h *hold) (uint64, error) {
 		_, err = b.create(ctx, t.block)
 		if errors.Is(err, driver.ErrHeld) {
 			// That is said of the fence, and the permit is ours.
-			return 0, errors.New("somebody has a lease on the blob that counts the permits")
+			return 0, fmt.Errorf("somebody has a lease on %s, the blob that counts the permits: break the lease", t.name)
 		}
 		if err != nil {
 			return 0, err

@@ -243,6 +243,10 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 	}
 	n := b.name(r.Resource, r.Mode == driver.Permit)
 	remade := false
+	var until time.Time // if it waits, and not for ever
+	if r.Wait != 0 && r.Wait != driver.Forever {
+		until = time.Now().Add(r.Wait)
+	}
 	for {
 		g, err := b.grant(ctx, n, r)
 		switch {
@@ -252,6 +256,9 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 			remade = true
 		case !errors.Is(err, driver.ErrLost) || ctx.Err() != nil:
 			return driver.Grant{}, err
+		}
+		if !until.IsZero() {
+			r.Wait = max(0, time.Until(until))
 		}
 	}
 }

@@ -13,7 +13,11 @@ import (
 // (categories Lu, Ll, Lt, Lm, Lo), decimal digits (Nd) and the underscore became
 // underscores; then 160 bits of the SHA-512 of its UTF-8 form as 32 characters
 // of A–Z and 2–7; then ".lock". It is the name that Medallion.Threading gives
-// the resource, and has at most 118 bytes. It never changes over releases.
+// the resource, and has at most 118 bytes.
+//
+// It never changes, neither over releases nor with Go's version: letters and
+// digits are those of Unicode 15.0. Versions of .NET have those of other versions
+// of Unicode. With the characters that came between them, the names differ.
 func FileName(resource string) string { return baseName(resource) + lockSuffix }
 
 const (
@@ -26,9 +30,19 @@ const (
 )
 
 var (
-	anyFile    = regexp.MustCompile(`^([\p{L}\p{Nd}_]{0,27}[A-Z2-7]{32})(\.lock|\.permits|\.permit-[0-9]+|(?:\.permits-|\.)fence(?:-new(?:-[0-9]+)?)?)$`)
+	// Of what comes before the hash, ownFile looks at the characters.
+	anyFile    = regexp.MustCompile(`^([^.]{0,27}[A-Z2-7]{32})(\.lock|\.permits|\.permit-[0-9]+|(?:\.permits-|\.)fence(?:-new(?:-[0-9]+)?)?)$`)
 	permitFile = regexp.MustCompile(`^\.permit-[0-9]+$`)
 )
+
+// ownFile returns the two parts of the name of a file that this package makes.
+func ownFile(name string) (base, suffix string, ok bool) {
+	m := anyFile.FindStringSubmatch(name)
+	if m == nil || strings.ContainsFunc(m[1], func(r rune) bool { return !isKept(r) }) {
+		return "", "", false
+	}
+	return m[1], m[2], true
+}
 
 func baseName(resource string) string {
 	const units = 27
@@ -39,7 +53,7 @@ func baseName(resource string) string {
 			b.WriteString("__"[:min(2, units-n)])
 			n += 2
 		} else {
-			if r != '_' && !unicode.In(r, unicode.L, unicode.Nd) {
+			if !isKept(r) {
 				r = '_'
 			}
 			b.WriteRune(r)
@@ -52,6 +66,9 @@ func baseName(resource string) string {
 	sum := sha512.Sum512([]byte(resource))
 	return b.String() + encode(sum[:20])
 }
+
+// isKept reports whether the character stays in a file's name.
+func isKept(r rune) bool { return unicode.Is(kept, r) }
 
 // encode returns the bits of b, least significant first, in characters of five
 // bits each. RFC 4648 takes them in another order.

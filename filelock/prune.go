@@ -48,9 +48,9 @@ func Prune(ctx context.Context, dir string, idle time.Duration) (removed int, er
 	}
 	sets := make(map[set][]string)
 	for _, e := range entries {
-		m := anyFile.FindStringSubmatch(e.Name())
-		if m != nil && e.Type().IsRegular() {
-			s := set{m[1], strings.HasPrefix(m[2], ".permit")}
+		base, suffix, ok := ownFile(e.Name())
+		if ok && e.Type().IsRegular() {
+			s := set{base, strings.HasPrefix(suffix, ".permit")}
 			sets[s] = append(sets[s], filepath.Join(dir, e.Name()))
 		}
 	}

@@ -35,7 +35,10 @@ func init() {
 }
 
 // inLine counts the places taken in the line of the file.
-func inLine(t testing.TB, path string) int {
+func inLine(t testing.TB, path string) int { return locks(t, path, "OFDLCK", "READ") }
+
+// locks counts the locks of one kind on the file.
+func locks(t testing.TB, path, kind, access string) int {
 	t.Helper()
 	var st unix.Stat_t
 	if unix.Lstat(path, &st) != nil {
@@ -47,7 +50,7 @@ func inLine(t testing.TB, path string) int {
 	}
 	n := 0
 	for l := range procLocks(string(text)) {
-		if l.kind == "OFDLCK" && l.inode == fmt.Sprint(st.Ino) && l.access == "READ" {
+		if l.kind == kind && l.inode == fmt.Sprint(st.Ino) && l.access == access {
 			n++
 		}
 	}
@@ -133,6 +136,55 @@ func TestLineOnTmpfs(t *testing.T) {
 	b := openDir(t, inMemory(t))
 	if !b.lined || !b.info.Modes.Has(driver.Upgradeable) {
 		t.Error("no line on tmpfs")
+	}
+}
+
+// A lock file that was removed while the token was counted begins no new time of
+// waiting.
+func TestWaitIsOneOverLostFiles(t *testing.T) {
+	const most = 300 * time.Millisecond
+	b := lined(t)
+	path := b.path("a", lockSuffix)
+	if err := acquire(t, b, driver.Exclusive, "a").Hold.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	locked := func(path string) *file {
+		f, err := openFile(path, unix.O_RDWR, 0o600, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(f.close)
+		if ok, err := f.flock(unix.LOCK_EX); !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+		return f
+	}
+	fence := locked(b.path("a", fenceSuffix))
+	r := request(driver.Exclusive, "a")
+	r.Wait = most
+	waiter := wait(t.Context(), openDir(t, b.dir), r)
+	eventually(t, "the waiter has the lock and has left the line", func() bool {
+		return locks(t, path, "FLOCK", "WRITE") == 1 && inLine(t, path) == 0
+	})
+	over := time.After(most)
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	locked(path) // by the next one
+	<-over
+	fence.unlock()
+	for {
+		select {
+		case r := <-waiter:
+			if !errors.Is(r.err, driver.ErrHeld) {
+				t.Errorf("%v", r.err)
+			}
+			return
+		default:
+			if inLine(t, path) != 0 {
+				t.Fatal("it waits again, though its time is over")
+			}
+		}
 	}
 }
 

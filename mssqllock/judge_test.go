@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math"
 	"net/url"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -156,6 +157,11 @@ func TestURL(t *testing.T) {
 	want := Options{Prefix: "x:", MaxSessions: 3, MaxWaiting: 1, Heartbeat: 2 * time.Second, IdleTimeout: time.Minute, Sequence: "a.b", CreateSequence: true}
 	if *o != want {
 		t.Errorf("%+v", o)
+	}
+	defer func(args []string) { os.Args = args }(os.Args)
+	os.Args = nil // as it can be within a program of another language
+	if _, _, err := parseURL(u); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/url"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -21,6 +19,7 @@ import (
 	"github.com/distlock-go/distlock"
 	"github.com/distlock-go/distlock/driver"
 	"github.com/distlock-go/distlock/internal/dbsession"
+	"github.com/distlock-go/distlock/internal/program"
 	"github.com/distlock-go/distlock/mssqllock/internal/fedauth"
 )
 
@@ -242,8 +241,8 @@ func parseURL(u *url.URL) (*mssql.Connector, *Options, error) {
 	// A statement that is repeated on another connection wouldn't find the locks
 	// of the first.
 	forDriver.Set(msdsn.DisableRetry, "true")
-	if !forDriver.Has(msdsn.AppName) {
-		forDriver.Set(msdsn.AppName, filepath.Base(os.Args[0]))
+	if name := program.Name(); name != "" && !forDriver.Has(msdsn.AppName) {
+		forDriver.Set(msdsn.AppName, name)
 	}
 	full := url.URL{Scheme: u.Scheme, User: u.User, Host: u.Host, Path: u.Path, RawQuery: forDriver.Encode()}
 	newConnector := mssql.NewConnector

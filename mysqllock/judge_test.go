@@ -4,6 +4,7 @@ import (
 	"database/sql"
 	"errors"
 	"net/url"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -102,6 +103,11 @@ func TestURL(t *testing.T) {
 	}
 	if o.Prefix != "x:" || o.MaxSessions != 3 || o.MaxWaiting != 1 || o.Readers != -1 || o.FenceTable != "a.b" || !o.CreateFenceTable || o.Heartbeat.String() != "2s" {
 		t.Errorf("%+v", o)
+	}
+	defer func(args []string) { os.Args = args }(os.Args)
+	os.Args = nil // as it can be within a program of another language
+	if cfg, _, err := parseURL(u); err != nil || cfg.ConnectionAttributes != "" {
+		t.Errorf("%+v, %v", cfg, err)
 	}
 }
 

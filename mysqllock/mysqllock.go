@@ -209,6 +209,8 @@ type hold struct {
 	claim   *dbsession.Claim // of key; nil if it is a share
 	key     string
 	share   *share
+	slot    string // of the share
+	term    uint64 // of the share
 
 	fence string
 	owner driver.Owner
@@ -216,8 +218,6 @@ type hold struct {
 	token uint64 // guarded by Backend.mu
 
 	mu     sync.Mutex
-	slot   string          // of the share
-	term   uint64          // of the share
 	step   *dbsession.Step // the release, when it was sent
 	done   bool
 	result error

@@ -3,6 +3,7 @@ package mysqllock
 import (
 	"crypto/sha512"
 	"fmt"
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf16"
@@ -26,12 +27,13 @@ const (
 // of one of the locks that this package takes for itself.
 //
 // The .NET library Medallion.Threading gives the same names, but for the last
-// rule.
+// rule. The names never change: lower case is that of Unicode 15.0, whichever
+// version Go has.
 func LockName(resource string) string {
 	plain, units := !reserved(resource), 0
 	for _, r := range resource {
 		switch {
-		case r == 0 || r > 0xFFFF || unicode.ToLower(r) != r:
+		case r == 0 || r > 0xFFFF || lower(r) != r:
 			plain = false
 		}
 		units += utf16.RuneLen(r)
@@ -49,7 +51,7 @@ func LockName(resource string) string {
 		case r == 0 || r > 0xFFFF || r == 0x130:
 			b.WriteByte('_')
 		default:
-			b.WriteRune(unicode.ToLower(r))
+			b.WriteRune(lower(r))
 		}
 	}
 	name := b.String()
@@ -57,6 +59,30 @@ func LockName(resource string) string {
 		name = strings.Replace(name, "/", "_", 1)
 	}
 	return name + hash(resource)
+}
+
+// A lowering is a range of characters, at steps of step, whose lower case is delta
+// beyond them.
+type lowering struct{ first, last, step, delta rune }
+
+// lower returns the character, of no more than U+FFFF, in lower case.
+func lower(r rune) rune {
+	if r <= unicode.MaxASCII {
+		if 'A' <= r && r <= 'Z' {
+			r += 'a' - 'A'
+		}
+		return r
+	}
+	i, found := slices.BinarySearchFunc(lowerings, r, func(l lowering, r rune) int {
+		if l.first <= r && r <= l.last {
+			return 0
+		}
+		return int(l.first - r)
+	})
+	if found && (r-lowerings[i].first)%lowerings[i].step == 0 {
+		r += lowerings[i].delta
+	}
+	return r
 }
 
 // reserved reports whether the name is one of the package's own, or could be.

@@ -1,7 +1,11 @@
 package mysqllock
 
 import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -49,7 +53,7 @@ func FuzzLockName(f *testing.F) {
 				t.Errorf("%q has %d units", name, n)
 			}
 			for _, r := range name {
-				if r == 0 || r > 0xFFFF || unicode.ToLower(r) != r {
+				if r == 0 || r > 0xFFFF || lower(r) != r {
 					t.Errorf("%q has %q", name, r)
 				}
 			}
@@ -58,6 +62,65 @@ func FuzzLockName(f *testing.F) {
 			}
 		}
 	})
+}
+
+// Lower case is the same with each version of Go.
+func TestLowerIsUnicode15(t *testing.T) {
+	const characters = 1 << 16 // those that are told apart
+	var all []byte
+	for r := range rune(characters) {
+		all = binary.BigEndian.AppendUint16(all, uint16(lower(r)))
+	}
+	sum := sha256.Sum256(all)
+	if got, want := hex.EncodeToString(sum[:8]), "707fe91c10ac7f10"; got != want {
+		t.Errorf("the table isn't what it was, and so the names of locks aren't: %s, want %s", got, want)
+	}
+	if unicode.Version != "15.0.0" {
+		t.Skipf("this Go has Unicode %s", unicode.Version)
+	}
+	var table []lowering
+	for r := range rune(characters) {
+		want := unicode.ToLower(r)
+		if got := lower(r); got != want {
+			t.Errorf("%U has the lower case %U, want %U", r, got, want)
+		}
+		if r <= unicode.MaxASCII || want == r {
+			continue
+		}
+		if n := len(table) - 1; n >= 0 && table[n].delta == want-r {
+			l := &table[n]
+			if step := r - l.last; step <= 2 && (step == l.step || l.first == l.last) {
+				l.last, l.step = r, step
+				continue
+			}
+		}
+		table = append(table, lowering{r, r, 1, want - r})
+	}
+	if t.Failed() {
+		var text strings.Builder
+		for i, l := range table {
+			fmt.Fprintf(&text, "{0x%04X, 0x%04X, %d, %d}, ", l.first, l.last, l.step, l.delta)
+			if i%4 == 3 {
+				text.WriteByte('\n')
+			}
+		}
+		t.Logf("the table should be:\n%s", text.String())
+	}
+}
+
+// A capital that Unicode has since version 16 is none for a name, whatever Go says.
+func TestLockNameWithAnotherUnicode(t *testing.T) {
+	const newer = 0xA7CB
+	defer func(cases []unicode.CaseRange) { unicode.CaseRanges = cases }(unicode.CaseRanges)
+	unicode.CaseRanges = []unicode.CaseRange{{Lo: newer, Hi: newer, Delta: [unicode.MaxCase]rune{0, 0x264 - newer, 0}}}
+	for resource, want := range map[string]string{
+		string(rune(newer)):       string(rune(newer)),
+		"Ä" + string(rune(newer)): "ä" + string(rune(newer)) + hash("Ä"+string(rune(newer))),
+	} {
+		if got := LockName(resource); got != want {
+			t.Errorf("%q: %q, want %q", resource, got, want)
+		}
+	}
 }
 
 func TestNamesOfParts(t *testing.T) {

@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/url"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -22,6 +21,7 @@ import (
 	"github.com/distlock-go/distlock"
 	"github.com/distlock-go/distlock/driver"
 	"github.com/distlock-go/distlock/internal/dbsession"
+	"github.com/distlock-go/distlock/internal/program"
 )
 
 func init() {
@@ -205,8 +205,8 @@ func parseURL(u *url.URL) (*mysql.Config, *Options, error) {
 	}
 	cfg.Timeout = o.timeout
 	cfg.Logger = &mysql.NopLogger{}
-	if program := filepath.Base(os.Args[0]); !strings.ContainsAny(program, ":,") {
-		cfg.ConnectionAttributes = "program_name:" + program
+	if name := program.Name(); name != "" && !strings.ContainsAny(name, ":,") {
+		cfg.ConnectionAttributes = "program_name:" + name
 	}
 	switch {
 	case u.Opaque != "" || u.Fragment != "":
