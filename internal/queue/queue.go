@@ -415,7 +415,9 @@ func (q *Queue) Pass(p *Place, baton any, may func() bool) bool {
 }
 
 // Upgrade turns an upgradeable place into an exclusive one when the readers
-// have left; new ones wait meanwhile. It reports whether it had to wait. Errors
+// have left; new ones wait meanwhile. A reader who isn't settled isn't waited for:
+// he may himself wait at the store, for somebody who waits for p. The store decides
+// between the two. Upgrade reports whether it had to wait. Errors
 // are those of Enter, after which the place is upgradeable still; a place that
 // was given up is ErrClosed.
 func (q *Queue) Upgrade(ctx context.Context, p *Place, wait time.Duration, g *Gate) (waited bool, err error) {
@@ -430,7 +432,7 @@ func (q *Queue) Upgrade(ctx context.Context, p *Place, wait time.Duration, g *Ga
 		s.mu.Unlock()
 		return false, nil
 	}
-	if len(e.sharers) == 0 {
+	if e.settledSharers() == 0 {
 		q.promote(p)
 		s.mu.Unlock()
 		return false, nil
@@ -575,6 +577,16 @@ func (e *entry) compatible(p *Place) bool {
 	}
 }
 
+// settledSharers returns how many sharers there are, without one who only asks to
+// be one.
+func (e *entry) settledSharers() int {
+	n := len(e.sharers)
+	if u := e.unsettled; u != nil && (u.mode == driver.Shared || u.mode == driver.Permit) {
+		n--
+	}
+	return n
+}
+
 func (q *Queue) admit(p *Place) {
 	p.token = q.tokens.Add(1)
 	p.entry.add(p)
@@ -641,7 +653,7 @@ func (e *entry) unlink(w *waiter) {
 
 // advance admits whose turn has come.
 func (q *Queue) advance(e *entry) {
-	if w := e.upgrade; w != nil && len(e.sharers) == 0 {
+	if w := e.upgrade; w != nil && e.settledSharers() == 0 {
 		e.upgrade = nil
 		q.promote(w.place)
 		w.wake()

@@ -555,3 +555,35 @@ func TestPanicInWaitingLeavesNoPlace(t *testing.T) {
 		})
 	}
 }
+
+func TestUpgradeWaitsForSettledReadersOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := New(true)
+		g := q.NewGate()
+		up := enter(t, q, request(driver.Upgradeable, g))
+		q.Settle(up, nil)
+		reader := enter(t, q, request(driver.Shared, g))
+		q.Settle(reader, nil)
+		asking := enter(t, q, request(driver.Shared, g))
+		if _, err := q.Upgrade(t.Context(), up, 0, g); !errors.Is(err, ErrTimeout) {
+			t.Fatalf("beside a reader: %v", err)
+		}
+		upgraded := make(chan error, 1)
+		go func() {
+			_, err := q.Upgrade(t.Context(), up, driver.Forever, g)
+			upgraded <- err
+		}()
+		synctest.Wait()
+		q.Leave(reader)
+		if err := <-upgraded; err != nil {
+			t.Fatal(err)
+		}
+		q.Downgrade(up)
+		if waited, err := q.Upgrade(t.Context(), up, 0, g); waited || err != nil {
+			t.Fatal(waited, err)
+		}
+		q.Leave(up)
+		q.Leave(asking)
+		enter(t, q, request(driver.Exclusive, g))
+	})
+}
