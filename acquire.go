@@ -111,7 +111,7 @@ func (l *Locker) enterInProcess(ctx context.Context, h *holding, resource string
 	if err != nil {
 		return err
 	}
-	if a.Waited {
+	if a.Contended {
 		err = l.stopped(ctx, true)
 	}
 	if err == nil && h.more != nil { // else nobody watches: it began when the queue admitted it
@@ -125,39 +125,40 @@ func (l *Locker) enterInProcess(ctx context.Context, h *holding, resource string
 
 // enter takes the holding's place in the queue and words the queue's errors.
 func (l *Locker) enter(ctx context.Context, h *holding, resource string, r *request, waiting func()) (queue.Admission, error) {
-	wait := r.left()
-	if r.timeout != 0 {
-		wait = max(wait, 1) // time that is over is no single try, which may take longer
-	}
 	q := queue.Request{
-		Name: resource, Mode: r.mode, Limit: r.limit, Wait: wait, Gate: l.gate, Waiting: waiting,
+		Name: resource, Mode: r.mode, Limit: r.limit, Wait: r.left(), Gate: l.gate, Waiting: waiting,
+	}
+	if r.timeout == 0 {
+		q.Try, q.Wait = true, loneAnswer
 	}
 	if waiting != nil {
 		q.Orphaned = func(baton any) { l.passOrGiveUp(baton.(*tenure), h) }
 	}
 	a, err := l.queue.Enter(ctx, &h.place, q)
 	if err != nil {
-		err = l.wordQueueError(ctx, r, err)
+		err = wordQueueError(ctx, r, a.Contended, err)
 	}
 	return a, err
 }
 
-func (l *Locker) wordQueueError(ctx context.Context, r *request, err error) error {
+func wordQueueError(ctx context.Context, r *request, contended bool, err error) error {
 	switch {
 	case errors.Is(err, queue.ErrTimeout):
-		return timedOut(r, true)
+		return timedOut(r, contended)
 	case errors.Is(err, queue.ErrClosed):
 		return ErrClosed
 	default:
-		return ended(ctx, true)
+		return ended(ctx, contended)
 	}
 }
 
 // timedOut is the error of a timeout that passed.
 func timedOut(r *request, contended bool) error {
 	switch {
-	case r.timeout == 0:
+	case r.timeout == 0 && contended:
 		return notAcquired(": held by another")
+	case r.timeout == 0:
+		return errNoAnswer
 	case contended:
 		return notAcquired(fmt.Sprintf(" within %v: held by another", r.timeout))
 	default:
@@ -199,7 +200,7 @@ func (l *Locker) askFromPlace(ctx context.Context, h *holding, resource string, 
 			return held, err
 		}
 	} else if t := l.joint(h, r); t != nil && l.mayGoOn(t) {
-		if err := l.stopped(ctx, admission.Waited); err != nil {
+		if err := l.stopped(ctx, admission.Contended); err != nil {
 			l.queue.Leave(&h.place)
 			return false, err
 		}
@@ -208,7 +209,7 @@ func (l *Locker) askFromPlace(ctx context.Context, h *holding, resource string, 
 		}
 	}
 	q := &acquisition{
-		locker: l, h: h, waiting: waiting, contended: admission.Waited,
+		locker: l, h: h, waiting: waiting, contended: admission.Contended,
 		req: driver.Request{
 			Resource: resource, Mode: r.mode, Limit: r.limit, TTL: l.options.TTL, Owner: l.newOwner(),
 		},
@@ -248,10 +249,10 @@ func (l *Locker) askFromPlace(ctx context.Context, h *holding, resource string, 
 			l.giveUp(t, h)
 			return false, fmt.Errorf("%w: the session ended while it was granted", ErrLost)
 		}
-		if err := l.giveBackFirst(ctx, r, t, h); err != nil {
+		if err := l.giveBackFirst(ctx, r, q.contended, t, h); err != nil {
 			return false, err
 		}
-		if err := l.pause(ctx, min(jitter(shortestPause), r.left())); err != nil {
+		if err := l.pause(ctx, q.contended, min(jitter(shortestPause), r.left())); err != nil {
 			l.queue.Leave(&h.place)
 			return false, err
 		}
@@ -281,14 +282,11 @@ func (q *acquisition) put(ctx context.Context, wait time.Duration, queue bool) (
 func (q *acquisition) resource() string { return q.req.Resource }
 
 func (q *acquisition) refused() {
-	if q.contended {
-		return
-	}
-	q.contended = true
 	q.locker.queue.Contend(&q.h.place)
-	if q.waiting != nil {
+	if !q.contended && q.waiting != nil {
 		q.waiting()
 	}
+	q.contended = true
 }
 
 // joint returns the tenure that other readers of the resource have, if h is to be
@@ -429,14 +427,14 @@ func (l *Locker) ask(ctx context.Context, r *request, contended bool, before ans
 				nap = max(nap-age, 0)
 				if nap >= left && age+left <= leastAnswer {
 					// A last try would come right after that of the one before.
-					err := l.pause(ctx, left)
+					err := l.pause(ctx, true, left)
 					if err == nil {
 						err = timedOut(r, true)
 					}
 					return a, nil, err
 				}
 			}
-			if err := l.pause(ctx, min(nap, left)); err != nil {
+			if err := l.pause(ctx, true, min(nap, left)); err != nil {
 				return a, nil, err
 			}
 			pause = min(2*pause, most)
@@ -485,9 +483,7 @@ func (l *Locker) askOnce(ctx context.Context, r *request, contended bool, limit 
 	case <-l.gate.Done():
 		err = ErrClosed
 	case <-over:
-		if err = errNoAnswer; r.timeout != 0 {
-			err = timedOut(r, contended)
-		}
+		err = timedOut(r, contended)
 	}
 	cancel(err)
 	return answer{}, answers, err
@@ -513,7 +509,7 @@ func (l *Locker) inTime(ctx context.Context, limit time.Duration) bool {
 // giveBackFirst gives back a tenure that is of no use, so that the store can be
 // asked anew from the same place in the queue. After an error the place is given
 // up as well.
-func (l *Locker) giveBackFirst(ctx context.Context, r *request, t *tenure, h *holding) error {
+func (l *Locker) giveBackFirst(ctx context.Context, r *request, contended bool, t *tenure, h *holding) error {
 	done := make(chan struct{})
 	l.inBackground(func() {
 		defer close(done)
@@ -530,11 +526,11 @@ func (l *Locker) giveBackFirst(ctx context.Context, r *request, t *tenure, h *ho
 	case <-done:
 		return nil
 	case <-ctx.Done():
-		err = ended(ctx, true)
+		err = ended(ctx, contended)
 	case <-l.gate.Done():
 		err = ErrClosed
 	case <-over:
-		err = timedOut(r, true)
+		err = timedOut(r, contended)
 	}
 	l.inBackground(func() {
 		<-done
@@ -544,14 +540,14 @@ func (l *Locker) giveBackFirst(ctx context.Context, r *request, t *tenure, h *ho
 }
 
 // pause sleeps for d, unless something ends the wait before.
-func (l *Locker) pause(ctx context.Context, d time.Duration) error {
+func (l *Locker) pause(ctx context.Context, contended bool, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
 		return nil
 	case <-ctx.Done():
-		return ended(ctx, true)
+		return ended(ctx, contended)
 	case <-l.gate.Done():
 		return ErrClosed
 	}

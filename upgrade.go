@@ -65,7 +65,7 @@ func (h *holding) tryUpgrade(ctx context.Context, r *request) error {
 		if e := h.over(); e != nil {
 			return e
 		}
-		return l.wordQueueError(ctx, r, err)
+		return wordQueueError(ctx, r, true, err) // by a reader of this process
 	}
 	if t == nil {
 		done()

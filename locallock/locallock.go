@@ -94,7 +94,7 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 	h := &hold{backend: b}
 	h.place.Value = driver.Holder{Owner: r.Owner, Mode: r.Mode}
 	_, err := b.queue.Enter(ctx, &h.place, queue.Request{
-		Name: r.Resource, Mode: r.Mode, Limit: r.Limit, Wait: r.Wait, Gate: b.gate,
+		Name: r.Resource, Mode: r.Mode, Limit: r.Limit, Wait: r.Wait, Try: r.Wait == 0, Gate: b.gate,
 	})
 	switch {
 	case errors.Is(err, queue.ErrTimeout):
