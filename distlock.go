@@ -252,8 +252,8 @@ func (l *Locker) Holders(ctx context.Context, resource string, opts ...AcquireOp
 
 // Close releases all locks, wakes all waiters with [ErrClosed], and closes the
 // backend. It returns when that is done and what was given up in the background
-// is cleaned up, or after Options.ReleaseTimeout. Later calls return what the
-// first did.
+// is cleaned up, or after Options.ReleaseTimeout; but the backend is given a second
+// to close in any case. Later calls return what the first did.
 func (l *Locker) Close() error {
 	if l.gate.Close() {
 		l.closeErr = l.close()
@@ -264,7 +264,10 @@ func (l *Locker) Close() error {
 }
 
 func (l *Locker) close() error {
-	ctx, cancel := context.WithTimeout(context.Background(), l.options.ReleaseTimeout)
+	whole, cancel := context.WithTimeout(context.Background(), l.options.ReleaseTimeout)
+	defer cancel()
+	// What is left of it is for those who give up then, and say so.
+	ctx, cancel := context.WithTimeout(whole, l.options.ReleaseTimeout*9/10)
 	defer cancel()
 	var errs []error
 	var mu sync.Mutex
@@ -289,10 +292,27 @@ func (l *Locker) close() error {
 	l.waitUntilIdle(ctx)
 	l.stopKeeping(ctx)
 	close(l.finished)
-	if err := l.backend.Close(); err != nil {
+	l.waitUntilIdle(whole)
+	if err := l.closeBackend(whole); err != nil {
 		errs = append(errs, &Error{Op: "close", Backend: l.name, Err: err})
 	}
 	return errors.Join(errs...)
+}
+
+// closeBackend closes the backend, and waits for it until ctx ends, but for a second
+// at least: a call that hangs in the store may be in its way.
+func (l *Locker) closeBackend(ctx context.Context) error {
+	result := make(chan error, 1)
+	go func() { result <- l.backend.Close() }()
+	deadline, _ := ctx.Deadline()
+	timer := time.NewTimer(max(time.Until(deadline), time.Second))
+	defer timer.Stop()
+	select {
+	case err := <-result:
+		return err
+	case <-timer.C:
+		return errNoAnswer
+	}
 }
 
 // check reports what is wrong with the arguments of a call.
@@ -317,8 +337,14 @@ func (l *Locker) fail(resource string, err error) error {
 	return &Error{Op: "acquire", Backend: l.name, Resource: resource, Err: err}
 }
 
-// report tells Trace and Logger what no caller is told.
+// report tells Trace and Logger what no caller is told. Close waits for whoever
+// calls it; what comes still later, from a call that hung in the store, nobody is told.
 func (l *Locker) report(what string, trace func(Event), e Event) {
+	select {
+	case <-l.closed:
+		return
+	default:
+	}
 	if trace != nil {
 		trace(e)
 	}

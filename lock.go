@@ -328,7 +328,7 @@ func (h *holding) afterLoss() {
 	h.locker.queue.Leave(&h.place)
 	e := h.event()
 	e.Err = h.err
-	go h.locker.report("lock lost", h.locker.options.Trace.Lost, e)
+	h.locker.inBackground(func() { h.locker.report("lock lost", h.locker.options.Trace.Lost, e) })
 }
 
 func (h *holding) tokenLocked() uint64 {

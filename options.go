@@ -17,7 +17,8 @@ type Options struct {
 	// connection or a file have no use for it.
 	TTL time.Duration
 
-	// ReleaseTimeout bounds Release, and Close. Default 5 s.
+	// ReleaseTimeout bounds Release, and Close, but for what [Locker.Close] says of the
+	// backend. Default 5 s.
 	ReleaseTimeout time.Duration
 
 	// Logger gets what no caller is told otherwise, on level Warn: locks that

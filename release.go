@@ -251,7 +251,7 @@ func (l *Locker) retry(resource string, f func(ctx context.Context) error) {
 		case <-l.finished:
 		}
 	}
-	go l.report("clean-up failed", l.options.Trace.CleanupFailed, Event{Backend: l.name, Resource: resource, Err: err})
+	l.report("clean-up failed", l.options.Trace.CleanupFailed, Event{Backend: l.name, Resource: resource, Err: err})
 }
 
 func (l *Locker) isFinished() bool {
