@@ -31,10 +31,10 @@ var errNothing = errors.New("the backend returned neither a holding nor an error
 // acquire is what Acquire and its kin come down to.
 func (l *Locker) acquire(ctx context.Context, resource string, r *request) (*Lock, error) {
 	if err := l.check(resource, r); err != nil {
-		return nil, l.fail(resource, err)
+		return nil, l.fail("acquire", resource, err)
 	}
 	if ctx.Err() != nil {
-		return nil, l.fail(resource, ended(ctx, false))
+		return nil, l.fail("acquire", resource, ended(ctx, false))
 	}
 	if l.inProcess && !l.watching {
 		return l.acquireInProcess(ctx, resource, r)
@@ -64,7 +64,7 @@ func (l *Locker) acquire(ctx context.Context, resource string, r *request) (*Loc
 		lock = &Lock{holding: h}
 		h.watchFor(lock)
 	} else {
-		err = l.fail(resource, err)
+		err = l.fail("acquire", resource, err)
 		e.Err = err
 	}
 	if trace.Acquired != nil {
@@ -101,7 +101,7 @@ func (l *Locker) acquireInProcess(ctx context.Context, resource string, r *reque
 		return &both.lock, nil
 	}
 	if err := l.enterInProcess(ctx, &both.holding, resource, r, nil); err != nil {
-		return nil, l.fail(resource, err)
+		return nil, l.fail("acquire", resource, err)
 	}
 	return &both.lock, nil
 }

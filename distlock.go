@@ -114,7 +114,7 @@ func (l *Locker) newOwner() driver.Owner {
 func (l *Locker) Acquire(ctx context.Context, resource string, opts ...AcquireOption) (*Lock, error) {
 	var r request
 	if err := r.parse(opts); err != nil {
-		return nil, l.fail(resource, err)
+		return nil, l.fail("acquire", resource, err)
 	}
 	return l.acquire(ctx, resource, &r)
 }
@@ -127,7 +127,7 @@ func (l *Locker) TryAcquire(ctx context.Context, resource string, opts ...Acquir
 		err = badArgument("TryAcquire with a timeout of %v: it doesn't wait; use Acquire", r.timeout)
 	}
 	if err != nil {
-		return nil, l.fail(resource, err)
+		return nil, l.fail("acquire", resource, err)
 	}
 	r.timeout = 0
 	return l.acquire(ctx, resource, &r)
@@ -152,7 +152,7 @@ func (l *Locker) AcquireAll(ctx context.Context, resources []string, opts ...Acq
 		}
 	}
 	if err != nil {
-		return nil, l.fail(strings.Join(names, ","), err)
+		return nil, l.fail("acquire", strings.Join(names, ","), err)
 	}
 	if len(names) == 1 {
 		return l.acquire(ctx, names[0], &r)
@@ -178,7 +178,7 @@ func (l *Locker) AcquireAll(ctx context.Context, resources []string, opts ...Acq
 		part.onEnd(func(err error) { whole.end(err) })
 	}
 	if err := set.Err(); err != nil {
-		return nil, l.fail(set.resource(), err)
+		return nil, l.fail("acquire", set.resource(), err)
 	}
 	complete = true
 	return set, nil
@@ -245,7 +245,7 @@ func (l *Locker) Holders(ctx context.Context, resource string, opts ...AcquireOp
 		holders[i].Token, err = fencingToken(holders[i].Token)
 	}
 	if err != nil {
-		return nil, &Error{Op: "inspect", Backend: l.name, Resource: resource, Err: err}
+		return nil, l.fail("inspect", resource, err)
 	}
 	return holders, nil
 }
@@ -294,7 +294,7 @@ func (l *Locker) close() error {
 	close(l.finished)
 	l.waitUntilIdle(whole)
 	if err := l.closeBackend(whole); err != nil {
-		errs = append(errs, &Error{Op: "close", Backend: l.name, Err: err})
+		errs = append(errs, l.fail("close", "", err))
 	}
 	return errors.Join(errs...)
 }
@@ -332,9 +332,13 @@ func (l *Locker) check(resource string, r *request) error {
 	return nil
 }
 
-// fail wraps err as the result of Acquire.
-func (l *Locker) fail(resource string, err error) error {
-	return &Error{Op: "acquire", Backend: l.name, Resource: resource, Err: err}
+// fail returns err as the result of an operation on a resource. What is an *Error
+// already, as the end of a holding is, has a better one and keeps that.
+func (l *Locker) fail(op, resource string, err error) error {
+	if e, ok := err.(*Error); ok { //nolint:errorlint // one further inside is about something else
+		resource, err = e.Resource, e.Err
+	}
+	return &Error{Op: op, Backend: l.name, Resource: resource, Err: err}
 }
 
 // report tells Trace and Logger what no caller is told. Close waits for whoever

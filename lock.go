@@ -205,7 +205,7 @@ func (l *Lock) Upgrade(ctx context.Context, opts ...AcquireOption) error {
 		err = badArgument("Upgrade takes no kind of lock")
 	}
 	if err != nil {
-		return l.fail("upgrade", err)
+		return l.locker.fail("upgrade", l.resource(), err)
 	}
 	r.start()
 	if l.set == nil {
@@ -217,11 +217,6 @@ func (l *Lock) Upgrade(ctx context.Context, opts ...AcquireOption) error {
 		}
 	}
 	return nil
-}
-
-// fail wraps err as the result of an operation on the holding.
-func (h *holding) fail(op string, err error) error {
-	return &Error{Op: op, Backend: h.locker.name, Resource: h.resource(), Err: err}
 }
 
 // end ends the holding with err. It reports whether that was the first time, and
@@ -259,7 +254,7 @@ func (h *holding) lose(err error) {
 // endAsLost tells all who look or wait that the holding is lost. The caller sees
 // to afterLoss if that was news.
 func (h *holding) endAsLost(err error) bool {
-	first, _ := h.end(&Error{Op: "hold", Backend: h.locker.name, Resource: h.resource(), Err: err})
+	first, _ := h.end(h.locker.fail("hold", h.resource(), err))
 	return first
 }
 
@@ -317,8 +312,8 @@ func (h *holding) doneChan() <-chan struct{} {
 
 // lostErr returns the loss as Release reports it, or nil if there was none.
 func (h *holding) lostErr() error {
-	if e := (*Error)(nil); errors.As(h.over(), &e) && errors.Is(e, ErrLost) {
-		return h.fail("release", e.Err)
+	if err := h.over(); errors.Is(err, ErrLost) {
+		return h.locker.fail("release", h.resource(), err)
 	}
 	return nil
 }

@@ -104,7 +104,7 @@ func (h *holding) leave(ctx context.Context, t *tenure) error {
 	if !last {
 		l.queue.Leave(&h.place)
 		if lost {
-			return h.fail("release", t.keeper.lossErr())
+			return l.fail("release", h.resource(), t.keeper.lossErr())
 		}
 		return nil
 	}
@@ -177,7 +177,7 @@ func (l *Locker) giveBack(ctx context.Context, t *tenure, h *holding, after <-ch
 		return nil
 	}
 	if errors.Is(err, ErrLost) {
-		return h.fail("release", err)
+		return l.fail("release", h.resource(), err)
 	}
 	l.inBackground(func() {
 		if pending != nil {
@@ -187,7 +187,7 @@ func (l *Locker) giveBack(ctx context.Context, t *tenure, h *holding, after <-ch
 		}
 		l.retryRelease(t.hold, h.resource())
 	})
-	return h.fail("release", fmt.Errorf("%w (it is tried again in the background)", err))
+	return l.fail("release", h.resource(), fmt.Errorf("%w (it is tried again in the background)", err))
 }
 
 // giveUp gives back a tenure that nobody wants any more, behind the caller's

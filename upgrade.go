@@ -15,7 +15,7 @@ func (h *holding) upgrade(ctx context.Context, r *request) error {
 	start := time.Now()
 	err := h.tryUpgrade(ctx, r)
 	if err != nil {
-		err = h.fail("upgrade", err)
+		err = h.locker.fail("upgrade", h.resource(), err)
 	}
 	if trace := h.locker.options.Trace.Upgraded; trace != nil {
 		e := h.event()
