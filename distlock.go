@@ -221,33 +221,45 @@ func (l *Locker) Do(ctx context.Context, resource string, fn func(ctx context.Co
 }
 
 // Holders returns who holds the resource now, as far as the store and its
-// permissions tell; none if it is free. Of the options it takes Semaphore,
-// which asks for the holders of permits. It is for people: what it says may be
-// over when it is read. It knows whom the store granted the resource to: who got it
-// from there within that process has a token that is a little larger.
+// permissions tell; none if it is free. It takes one option, Semaphore, which asks
+// for the holders of permits. It is for people: what it says may be over when it is
+// read. It knows whom the store granted the resource to: who got it from there within
+// that process has a token that is a little larger.
 //
 // The error matches errors.ErrUnsupported if the backend can't tell.
 func (l *Locker) Holders(ctx context.Context, resource string, opts ...AcquireOption) ([]driver.Holder, error) {
-	var r request
-	err := r.parse(opts)
-	if err == nil {
-		err = l.check(resource, &r)
-	}
-	inspector, ok := l.backend.(driver.Inspector)
-	if err == nil && !ok {
-		err = errors.ErrUnsupported
-	}
-	var holders []driver.Holder
-	if err == nil {
-		holders, err = inspector.Holders(ctx, resource, r.mode)
-	}
-	for i := 0; i < len(holders) && err == nil && !l.inProcess; i++ {
-		holders[i].Token, err = fencingToken(holders[i].Token)
-	}
+	l.begin()
+	defer l.end()
+	holders, err := l.holders(ctx, resource, opts)
 	if err != nil {
 		return nil, l.fail("inspect", resource, err)
 	}
 	return holders, nil
+}
+
+func (l *Locker) holders(ctx context.Context, resource string, opts []AcquireOption) ([]driver.Holder, error) {
+	var r request
+	if err := r.parse(opts); err != nil {
+		return nil, err
+	}
+	switch {
+	case r.timeout != driver.Forever:
+		return nil, badArgument("Holders with a timeout of %v: it takes none; give its context a deadline", r.timeout)
+	case r.mode == driver.Shared || r.mode == driver.Upgradeable:
+		return nil, badArgument("Holders of %s locks only: it takes no kind but Semaphore, and tells of the others together", r.mode)
+	}
+	if err := l.check(resource, &r); err != nil {
+		return nil, err
+	}
+	inspector, ok := l.backend.(driver.Inspector)
+	if !ok {
+		return nil, &reason{"this backend can't tell who holds a resource", []error{errors.ErrUnsupported}}
+	}
+	holders, err := inspector.Holders(ctx, resource, r.mode)
+	for i := 0; i < len(holders) && err == nil && !l.inProcess; i++ {
+		holders[i].Token, err = fencingToken(holders[i].Token)
+	}
+	return holders, err
 }
 
 // Close releases all locks, wakes all waiters with [ErrClosed], and closes the

@@ -317,7 +317,11 @@ func (r *runner) askWho(ctx context.Context) {
 		ask, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
 		// Without an answer, for whatever reason, it is somebody else.
-		holders, _ := r.locker.Holders(ask, r.resource, r.kind()...)
+		options := r.kind()
+		if r.shared {
+			options = nil // Holders tells of all but permits together
+		}
+		holders, _ := r.locker.Holders(ask, r.resource, options...)
 		switch who := describe(holders, time.Now()); {
 		case ctx.Err() != nil: // it isn't waited for any more
 		case r.timeout == 0:

@@ -586,3 +586,13 @@ func TestSuperviseLostWhileStopped(t *testing.T) {
 		t.Errorf("the child was woken: %q", out)
 	}
 }
+
+// A reader is told who the writer is.
+func TestVerboseShared(t *testing.T) {
+	url := newURL(t)
+	hold(t, url)
+	_, _, errs := outcome(t, sh(url, "echo ran", "-n", "-v", "--shared"))
+	if want := fmt.Sprintf("pid %d (%s of the test), exclusive, since ", os.Getpid(), filepath.Base(os.Args[0])); !strings.Contains(errs, want) {
+		t.Errorf("stderr %q, want %q in it", errs, want)
+	}
+}
