@@ -2,6 +2,8 @@ package distlock_test
 
 import (
 	"context"
+	"errors"
+	"strings"
 	"testing"
 
 	"github.com/distlock-go/distlock"
@@ -48,4 +50,19 @@ func TestErrorTextsOfALostLock(t *testing.T) {
 			t.Error(got)
 		}
 	})
+}
+
+func TestUpgradeOfAHoldThatCannotSaysWhatToDo(t *testing.T) {
+	s := newStore()
+	s.answer = func(_ context.Context, r driver.Request) (driver.Grant, bool, error) {
+		g, err := s.grant(r)
+		g.Hold = plainHold{g.Hold}
+		return g, true, err
+	}
+	lock := mustAcquire(t, newLocker(t, s, nil), "a", distlock.Upgradeable())
+	err := lock.Upgrade(t.Context())
+	wantErr(t, err, []error{errors.ErrUnsupported})
+	if !strings.HasSuffix(err.Error(), "this backend can't upgrade a lock: release it, and acquire an exclusive one") {
+		t.Error(err)
+	}
 }

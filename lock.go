@@ -17,7 +17,8 @@ import (
 // with Release, or it is lost. Its methods are safe for concurrent use.
 //
 // A Lock must be released. One that is dropped instead is noticed by the
-// garbage collector at some time, reported, and given back.
+// garbage collector at some time, reported, and given back; but on locallock only
+// if the Locker has a Logger or a Trace.
 type Lock struct {
 	*holding
 	set *lockSet // of AcquireAll, if there is more than one resource

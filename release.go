@@ -133,9 +133,9 @@ func (l *Locker) passOrGiveUp(t *tenure, h *holding) {
 	}
 }
 
-// giveBack releases the tenure in the store, once the call of its hold that is
-// under way, if any, has returned and closed after. It returns after
-// Options.ReleaseTimeout at the latest, and soon after ctx ends. What could not
+// giveBack releases the tenure in the store. If after isn't nil, an upgrade of its
+// hold is under way, and it waits until that is over and after closed. It returns
+// after Options.ReleaseTimeout at the latest, and soon after ctx ends. What could not
 // be released is tried again in the background.
 func (l *Locker) giveBack(ctx context.Context, t *tenure, h *holding, after <-chan struct{}) error {
 	last := l.detach(t)

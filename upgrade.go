@@ -51,7 +51,7 @@ func (h *holding) tryUpgrade(ctx context.Context, r *request) error {
 		var ok bool
 		if upgrader, ok = t.hold.(driver.Upgrader); !ok {
 			done()
-			return errors.ErrUnsupported
+			return &reason{"this backend can't upgrade a lock: release it, and acquire an exclusive one", []error{errors.ErrUnsupported}}
 		}
 	}
 	// The end of the holding ends the wait too.

@@ -404,6 +404,10 @@ func (q *Queue) Retire(p *Place, note any) {
 // Pass gives up the place in favour of the next waiter and hands it baton, if
 // there is a waiter of the same kind whose turn it is then, and may, which is asked
 // after that, allows it. It reports whether it did; if not, nothing has changed.
+//
+// May is called under the queue's own lock. It must not take one under which somebody
+// calls the queue: that of a holding, which is held while its place is asked for its
+// token or kind.
 func (q *Queue) Pass(p *Place, baton any, may func() bool) bool {
 	e := p.entry
 	e.shard.mu.Lock()
