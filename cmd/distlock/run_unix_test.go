@@ -132,10 +132,9 @@ func TestNotAcquired(t *testing.T) {
 			t.Errorf("%q: gave up after %v", flags, time.Since(begun))
 		}
 	}
-	// It says the time that was given, and not what the opening has left of it; also
-	// where the resource looks like that.
+	// It says the time that was given, and not what the opening has left of it.
 	c := sh(url, "echo ran", "--timeout", "0.05s")
-	if _, _, errs := outcome(t, c); !strings.Contains(errs, ": not acquired within 0.05s: ") {
+	if _, _, errs := outcome(t, c); !strings.Contains(errs, `distlock: "r" not acquired within 0.05s: held by another; to wait longer, set --timeout; `) {
 		t.Errorf("stderr %q", errs)
 	}
 	// With -v it says who has it.
