@@ -344,7 +344,7 @@ func (h *holding) begin(t *tenure, token uint64) error {
 	m := h.more
 	m.tenure, m.token = t, token
 	if h.locker.watching {
-		m.watched.since = time.Now()
+		m.origin.since = time.Now()
 	}
 	return nil
 }

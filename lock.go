@@ -42,20 +42,25 @@ type holding struct {
 // details are what the simplest of holdings, and the most frequent ones, do
 // without. They are made when needed.
 type details struct {
-	names   string   // of a set; else the name is that of the place
-	tenure  *tenure  // nil: the queue itself is the lock
-	token   uint64   // of the store; without a tenure it is that of the place
-	watched *watched // nil: nobody wants to know
+	names   string  // of a set; else the name is that of the place
+	tenure  *tenure // nil: the queue itself is the lock
+	token   uint64  // of the store; without a tenure it is that of the place
+	origin  *origin // nil: nobody wants to know
+	ending  *ending // nil: it ends in the queue, at once, and may be dropped unseen
 	done    chan struct{}
 	onEnd   map[*func(error)]struct{}
 	upgrade chan struct{} // closed when the upgrade under way has ended
 }
 
-// watched is what is remembered of a holding for those who watch.
-type watched struct {
-	since   time.Time
-	site    [siteDepth]uintptr
-	cleanup runtime.Cleanup
+// origin is what a Trace and a Logger are told of how a holding came to be.
+type origin struct {
+	since time.Time
+	site  [siteDepth]uintptr
+}
+
+// ending is what becomes of a holding that is released, or dropped.
+type ending struct {
+	cleanup runtime.Cleanup // notices that the Lock was dropped
 
 	released bool          // Release is through, with result
 	through  chan struct{} // closed then; nil if nobody waits for it
@@ -353,8 +358,8 @@ func (h *holding) event() Event {
 	defer h.mu.Unlock()
 	e := Event{Backend: h.locker.name, Resource: h.resourceLocked(), Token: h.tokenLocked()}
 	e.Mode, e.Limit = h.place.Kind()
-	if m := h.more; m != nil && m.watched != nil {
-		e.Duration, e.Site = time.Since(m.watched.since), m.watched.String()
+	if m := h.more; m != nil && m.origin != nil {
+		e.Duration, e.Site = time.Since(m.origin.since), m.origin.String()
 	}
 	return e
 }
@@ -368,8 +373,8 @@ func (q *inQueue) Holder() driver.Holder {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	d := driver.Holder{Owner: h.locker.owner}
-	if m := h.more; m != nil && m.watched != nil {
-		d.Since = m.watched.since
+	if m := h.more; m != nil && m.origin != nil {
+		d.Since = m.origin.since
 	}
 	return d
 }
@@ -384,21 +389,23 @@ func (l *Locker) newHolding() *holding {
 	all := &struct { // one piece, as it is needed as a whole
 		holding holding
 		details details
-		watched watched
+		ending  ending
+		origin  origin
 	}{}
 	h := &all.holding
 	h.locker, h.more = l, &all.details
 	h.place.Value = (*inQueue)(h)
-	h.more.watched = &all.watched
+	h.more.ending = &all.ending
 	if l.watching { // else nobody is told, and it costs as much as all the rest
-		runtime.Callers(4, all.watched.site[:])
+		h.more.origin = &all.origin
+		runtime.Callers(4, all.origin.site[:])
 	}
 	return h
 }
 
 // String returns the file:line of the first caller outside of this package.
-func (w *watched) String() string {
-	frames := runtime.CallersFrames(w.site[:])
+func (o *origin) String() string {
+	frames := runtime.CallersFrames(o.site[:])
 	for {
 		f, more := frames.Next()
 		if f.File != "" && !strings.HasPrefix(f.Function, "github.com/distlock-go/distlock.") {
