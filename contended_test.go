@@ -182,3 +182,34 @@ func TestP03_DeadSessionsAreNoContention(t *testing.T) {
 		wantErr(t, err, []error{context.DeadlineExceeded}, distlock.ErrNotAcquired)
 	})
 }
+
+// What a single try spends in the queue, it doesn't have at the store.
+func TestSingleTryTakesFiveSecondsInAll(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newStore()
+		s.answer = func(ctx context.Context, r driver.Request) (driver.Grant, bool, error) {
+			if len(s.times("acquire")) > 1 {
+				return hang(ctx, r)
+			}
+			time.Sleep(3 * time.Second)
+			return driver.Grant{}, true, &storeError{1}
+		}
+		l := newLocker(t, s, nil)
+		start := time.Now()
+		first := make(chan error)
+		go func() {
+			_, err := l.Acquire(t.Context(), "a")
+			first <- err
+		}()
+		synctest.Wait()
+		_, err := l.TryAcquire(t.Context(), "a")
+		wantErr(t, err, nil, distlock.ErrNotAcquired)
+		if took := time.Since(start); took != 5*time.Second {
+			t.Errorf("it took %v", took)
+		}
+		if n := s.count("acquire"); n != 2 {
+			t.Errorf("the store was asked %d times", n)
+		}
+		wantErr(t, <-first, nil, distlock.ErrNotAcquired)
+	})
+}

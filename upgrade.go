@@ -71,39 +71,28 @@ func (h *holding) tryUpgrade(ctx context.Context, r *request) error {
 		done()
 		return h.over()
 	}
-	a, pending, err := l.ask(held, r, waited, answer{}, upgrading{upgrader, h})
+	q := &acquisition{locker: l, h: h, r: r, upgrader: upgrader, contended: waited, patience: loneAnswer}
+	q.req.Resource = h.place.Name()
+	o := q.ask(held, answer{})
 	switch {
-	case pending != nil:
+	case o.pending != nil:
 		l.inBackground(func() {
-			a := <-pending
+			a := <-o.pending
 			h.notUpgraded(t, a.err)
 			done()
 		})
-	case err != nil:
-		h.notUpgraded(t, a.err)
+	case o.failure != nil:
+		h.notUpgraded(t, o.err)
 		done()
 	default:
 		defer done()
-		return h.upgraded(t, a.grant.Token)
+		return h.upgraded(t, o.grant.Token)
 	}
 	if e := h.over(); e != nil {
 		return e
 	}
-	return err
+	return o.failure
 }
-
-// upgrading asks for the upgrade of a hold.
-type upgrading struct {
-	driver.Upgrader
-	*holding
-}
-
-func (u upgrading) put(ctx context.Context, wait time.Duration, _ bool) (driver.Grant, error) {
-	token, err := u.Upgrade(ctx, wait)
-	return driver.Grant{Token: token}, err
-}
-
-func (upgrading) refused() {}
 
 // notUpgraded undoes what an upgrade that failed did in this process.
 func (h *holding) notUpgraded(t *tenure, err error) {
