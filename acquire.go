@@ -30,7 +30,7 @@ var errNothing = errors.New("the backend returned neither a holding nor an error
 
 // acquire is what Acquire and its kin come down to.
 func (l *Locker) acquire(ctx context.Context, resource string, r *request) (*Lock, error) {
-	if err := l.check(resource, r); err != nil {
+	if err := l.checkArguments(resource, r); err != nil {
 		return nil, l.fail("acquire", resource, err)
 	}
 	if ctx.Err() != nil {
@@ -317,10 +317,10 @@ func (l *Locker) joint(h *holding, r *request) *tenure {
 // share makes h a holder of a tenure that another holding had, or has. If it
 // reports false without an error, the tenure is gone, and the place in the queue is
 // still h's to ask the store from.
-func (l *Locker) share(t *tenure, h *holding, c claim) (held bool, err error) {
-	token, ok := t.admit(h, c)
+func (l *Locker) share(t *tenure, h *holding, w way) (held bool, err error) {
+	token, ok := t.admit(h, w)
 	if !ok {
-		if c == succeed && t.keeper != nil {
+		if w == succeed && t.keeper != nil {
 			// The tenure is nobody's now: its session must not be found to live after all.
 			t.keeper.lose(t.keeper.ranOut())
 		}
@@ -516,8 +516,8 @@ func (q *acquisition) askOnce(ctx context.Context, wait, limit time.Duration) ou
 // inTime reports whether the backend answers by itself before the caller has to be
 // told something. A caller who can be interrupted has to be told soon.
 func (l *Locker) inTime(ctx context.Context, limit time.Duration) bool {
-	soon := ctx.Done() == nil || l.bound <= leastAnswer
-	return l.bound > 0 && soon && limit >= l.bound-leastAnswer
+	brief := ctx.Done() == nil || l.bound <= leastAnswer
+	return l.bound > 0 && brief && limit >= l.bound-leastAnswer
 }
 
 // giveBackFirst gives back a tenure that is of no use, so that the store can be

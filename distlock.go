@@ -148,7 +148,7 @@ func (l *Locker) AcquireAll(ctx context.Context, resources []string, opts ...Acq
 	}
 	for _, name := range names {
 		if err == nil {
-			err = l.check(name, &r)
+			err = l.checkArguments(name, &r)
 		}
 	}
 	if err != nil {
@@ -184,6 +184,9 @@ func (l *Locker) AcquireAll(ctx context.Context, resources []string, opts ...Acq
 	return set, nil
 }
 
+// soon is how long it takes at most to release in a store that works.
+const soon = 100 * time.Millisecond
+
 // releaseSoon releases what AcquireAll got, and waits for it no longer than a
 // store that works takes. Failures are retried and reported like those of any
 // release.
@@ -193,7 +196,7 @@ func (l *Locker) releaseSoon(set *Lock) {
 		defer close(done)
 		_ = set.Release()
 	})
-	timer := time.NewTimer(leastAnswer)
+	timer := time.NewTimer(soon)
 	defer timer.Stop()
 	select {
 	case <-done:
@@ -248,7 +251,7 @@ func (l *Locker) holders(ctx context.Context, resource string, opts []AcquireOpt
 	case r.mode == driver.Shared || r.mode == driver.Upgradeable:
 		return nil, badArgument("Holders of %s locks only: it takes no kind but Semaphore, and tells of the others together", r.mode)
 	}
-	if err := l.check(resource, &r); err != nil {
+	if err := l.checkArguments(resource, &r); err != nil {
 		return nil, err
 	}
 	inspector, ok := l.backend.(driver.Inspector)
@@ -327,8 +330,8 @@ func (l *Locker) closeBackend(ctx context.Context) error {
 	}
 }
 
-// check reports what is wrong with the arguments of a call.
-func (l *Locker) check(resource string, r *request) error {
+// checkArguments reports what is wrong with the arguments of a call.
+func (l *Locker) checkArguments(resource string, r *request) error {
 	switch {
 	case l.bad != nil:
 		return l.bad

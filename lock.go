@@ -67,8 +67,8 @@ type ending struct {
 	result   error
 }
 
-// closed is a closed channel.
-var closed = func() chan struct{} {
+// closedChan is a closed channel.
+var closedChan = func() chan struct{} {
 	c := make(chan struct{})
 	close(c)
 	return c
@@ -83,7 +83,7 @@ func (l *Lock) Resource() string { return l.resource() }
 // looks at the clocks: a lease that ran out while the process was stopped is
 // lost from the first call on.
 func (l *Lock) Err() error {
-	l.check()
+	l.checkClocks()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.err
@@ -93,15 +93,15 @@ func (l *Lock) Err() error {
 // by loss; Err says which. Holding only the channel doesn't keep the Lock
 // alive: keep the Lock, or a context from Context.
 func (l *Lock) Done() <-chan struct{} {
-	l.check()
+	l.checkClocks()
 	return l.doneChan()
 }
 
-// check notices a lease that has run out without waiting for a timer to fire.
-func (l *Lock) check() {
+// checkClocks notices a lease that has run out without waiting for a timer to fire.
+func (l *Lock) checkClocks() {
 	if l.set != nil {
 		for _, part := range l.set.locks {
-			part.check()
+			part.checkClocks()
 		}
 		return
 	}
@@ -149,12 +149,12 @@ type lockContext struct {
 }
 
 func (c *lockContext) Done() <-chan struct{} {
-	c.lock.check()
+	c.lock.checkClocks()
 	return c.Context.Done()
 }
 
 func (c *lockContext) Err() error {
-	c.lock.check()
+	c.lock.checkClocks()
 	return c.Context.Err()
 }
 
@@ -167,7 +167,7 @@ func (c *lockContext) Err() error {
 // as long as the store could still believe in it. Release may be called any
 // number of times: all calls return what the first did.
 func (l *Lock) Release() error {
-	l.check()
+	l.checkClocks()
 	if l.set != nil {
 		return l.releaseSet()
 	}
@@ -307,7 +307,7 @@ func (h *holding) doneChan() <-chan struct{} {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.err != nil {
-		return closed
+		return closedChan
 	}
 	m := h.detailsLocked()
 	if m.done == nil {
