@@ -73,9 +73,7 @@ func New(b driver.Backend, o *Options) *Locker {
 	}
 	l.options, l.bad = o.withDefaults(info)
 	l.watching = o != nil && (o.Logger != nil || o.Trace != nil)
-	if b, ok := b.(interface{ Queue() *queue.Queue }); ok {
-		l.inProcess, l.queue = true, b.Queue()
-	} else {
+	if l.queue, l.inProcess = queue.Of(b); !l.inProcess {
 		l.queue = queue.New(true)
 	}
 	l.gate = l.queue.NewGate()
