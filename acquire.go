@@ -212,7 +212,7 @@ func (l *Locker) askFromPlace(ctx context.Context, h *holding, r *request, admis
 		}
 	}
 	q := &acquisition{
-		locker: l, h: h, r: r, waiting: waiting, contended: admission.Contended, patience: patience,
+		locker: l, h: h, r: *r, waiting: waiting, contended: admission.Contended, patience: patience,
 		req: driver.Request{
 			Resource: h.place.Name(), Mode: r.mode, Limit: r.limit, TTL: l.options.TTL, Owner: l.newOwner(),
 		},
@@ -222,7 +222,8 @@ func (l *Locker) askFromPlace(ctx context.Context, h *holding, r *request, admis
 		o := q.ask(ctx, refusal)
 		switch {
 		case o.pending != nil:
-			l.inBackground(func() { l.reclaim(o.pending, h, q.req) })
+			pending := o.pending // all of o would be kept for it
+			l.inBackground(func() { l.reclaim(pending, h, q.req) })
 			return false, o.failure
 		case o.refused():
 			l.queue.Retire(&h.place, o.answer)
@@ -267,7 +268,7 @@ func (l *Locker) askFromPlace(ctx context.Context, h *holding, r *request, admis
 type acquisition struct {
 	locker    *Locker
 	h         *holding
-	r         *request
+	r         request         // a copy: the caller's stays on its stack
 	req       driver.Request  // of the question that is being asked
 	upgrader  driver.Upgrader // of the hold that is to be upgraded; nil: one is to be granted
 	contended bool            // the resource was seen to be held
@@ -403,7 +404,7 @@ type outcome struct {
 // somebody else a moment ago, that is before, and stands for the first answer; else
 // before is zero.
 func (q *acquisition) ask(ctx context.Context, before answer) (o outcome) {
-	l, r := q.locker, q.r
+	l, r := q.locker, &q.r
 	inherited := before.err != nil && l.pollMin > 0
 	if inherited {
 		o.answer = before
@@ -507,7 +508,7 @@ func (q *acquisition) askOnce(ctx context.Context, wait, limit time.Duration) ou
 	case <-l.gate.Done():
 		err = ErrClosed
 	case <-over:
-		err = timedOut(q.r, q.contended)
+		err = timedOut(&q.r, q.contended)
 	}
 	cancel(err)
 	return outcome{pending: answers, failure: err}

@@ -71,13 +71,14 @@ func (h *holding) tryUpgrade(ctx context.Context, r *request) error {
 		done()
 		return h.over()
 	}
-	q := &acquisition{locker: l, h: h, r: r, upgrader: upgrader, contended: waited, patience: loneAnswer}
+	q := &acquisition{locker: l, h: h, r: *r, upgrader: upgrader, contended: waited, patience: loneAnswer}
 	q.req.Resource = h.place.Name()
 	o := q.ask(held, answer{})
 	switch {
 	case o.pending != nil:
+		pending := o.pending
 		l.inBackground(func() {
-			a := <-o.pending
+			a := <-pending
 			h.notUpgraded(t, a.err)
 			done()
 		})
