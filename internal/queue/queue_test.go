@@ -40,7 +40,7 @@ func enter(t *testing.T, q *Queue, r Request) *Place {
 type entering struct {
 	place  Place
 	cancel context.CancelFunc
-	done   bool
+	done   atomic.Bool // before it is set, the rest isn't to be read
 	a      Admission
 	err    error
 }
@@ -50,7 +50,7 @@ func startEnter(t *testing.T, q *Queue, r Request) *entering {
 	e := &entering{cancel: cancel}
 	go func() {
 		e.a, e.err = q.Enter(ctx, &e.place, r)
-		e.done = true
+		e.done.Store(true)
 	}()
 	synctest.Wait()
 	return e
@@ -59,10 +59,10 @@ func startEnter(t *testing.T, q *Queue, r Request) *entering {
 func (e *entering) in(t *testing.T) bool {
 	t.Helper()
 	synctest.Wait()
-	if e.done && e.err != nil {
+	if e.done.Load() && e.err != nil {
 		t.Fatal(e.err)
 	}
-	return e.done
+	return e.done.Load()
 }
 
 func TestFirstComeFirstServedOverAllKinds(t *testing.T) {
@@ -492,7 +492,7 @@ func TestTriesBesideAnUnsettledPlace(t *testing.T) {
 		if !third.in(t) {
 			t.Fatal("the third is not in")
 		}
-		if fourth.done {
+		if fourth.done.Load() {
 			t.Fatalf("a fourth doesn't wait until it is known of the third: %v", fourth.err)
 		}
 		q.Settle(&third.place, nil)
@@ -510,7 +510,7 @@ func TestTriesBesideAnUnsettledPlace(t *testing.T) {
 		first := enter(t, q, try(driver.Shared, g))
 		second := startEnter(t, q, try(driver.Shared, g))
 		writer := startEnter(t, q, try(driver.Exclusive, g))
-		if second.done || writer.done {
+		if second.done.Load() || writer.done.Load() {
 			t.Fatal("refused before it is known that it is held")
 		}
 		q.Contend(first)
@@ -611,25 +611,29 @@ func TestContended(t *testing.T) {
 				q := New(true)
 				g := q.NewGate()
 				first := enter(t, q, request(driver.Exclusive, g))
-				told := 0
+				var told atomic.Int32
 				r := request(driver.Exclusive, g)
 				r.Wait = time.Minute
-				r.Waiting = func() { told++ }
+				r.Waiting = func() { told.Add(1) }
 				second := startEnter(t, q, r)
 				r.Try = true
 				try := startEnter(t, q, r)
-				if told > 0 || try.done {
+				if told.Load() > 0 || try.done.Load() {
 					t.Fatal("told before there is an answer")
 				}
 				c.answer(q, first)
 				synctest.Wait()
-				if (told == 1) != c.contended || second.done != c.in {
-					t.Fatalf("told %d times, in: %t", told, second.done)
+				if (told.Load() == 1) != c.contended || second.done.Load() != c.in {
+					t.Fatalf("told %d times, in: %t", told.Load(), second.done.Load())
 				}
-				if try.done != c.contended || try.done && !try.a.Contended {
-					t.Fatalf("the try: %t, %v, %+v", try.done, try.err, try.a)
+				if try.done.Load() != c.contended {
+					t.Fatalf("the try has an answer: %t", try.done.Load())
 				}
 				time.Sleep(time.Hour)
+				synctest.Wait()
+				if !second.done.Load() || !try.done.Load() {
+					t.Fatal("they still wait")
+				}
 				if !c.in && (!errors.Is(second.err, ErrTimeout) || second.a.Contended != c.contended) {
 					t.Fatalf("the second: %v, %+v", second.err, second.a)
 				}
