@@ -30,11 +30,11 @@ var errNothing = errors.New("the backend returned neither a holding nor an error
 
 // acquire is what Acquire and its kin come down to.
 func (l *Locker) acquire(ctx context.Context, resource string, r *request) (*Lock, error) {
-	if err := l.check(resource, r); err != nil {
-		return nil, l.fail(resource, err)
+	if err := l.checkArguments(resource, r); err != nil {
+		return nil, l.fail("acquire", resource, err)
 	}
 	if ctx.Err() != nil {
-		return nil, l.fail(resource, ended(ctx, false))
+		return nil, l.fail("acquire", resource, ended(ctx, false))
 	}
 	if l.inProcess && !l.watching {
 		return l.acquireInProcess(ctx, resource, r)
@@ -64,7 +64,7 @@ func (l *Locker) acquire(ctx context.Context, resource string, r *request) (*Loc
 		lock = &Lock{holding: h}
 		h.watchFor(lock)
 	} else {
-		err = l.fail(resource, err)
+		err = l.fail("acquire", resource, err)
 		e.Err = err
 	}
 	if trace.Acquired != nil {
@@ -101,7 +101,7 @@ func (l *Locker) acquireInProcess(ctx context.Context, resource string, r *reque
 		return &both.lock, nil
 	}
 	if err := l.enterInProcess(ctx, &both.holding, resource, r, nil); err != nil {
-		return nil, l.fail(resource, err)
+		return nil, l.fail("acquire", resource, err)
 	}
 	return &both.lock, nil
 }
@@ -111,7 +111,7 @@ func (l *Locker) enterInProcess(ctx context.Context, h *holding, resource string
 	if err != nil {
 		return err
 	}
-	if a.Waited {
+	if a.Contended {
 		err = l.stopped(ctx, true)
 	}
 	if err == nil && h.more != nil { // else nobody watches: it began when the queue admitted it
@@ -125,39 +125,40 @@ func (l *Locker) enterInProcess(ctx context.Context, h *holding, resource string
 
 // enter takes the holding's place in the queue and words the queue's errors.
 func (l *Locker) enter(ctx context.Context, h *holding, resource string, r *request, waiting func()) (queue.Admission, error) {
-	wait := r.left()
-	if r.timeout != 0 {
-		wait = max(wait, 1) // time that is over is no single try, which may take longer
-	}
 	q := queue.Request{
-		Name: resource, Mode: r.mode, Limit: r.limit, Wait: wait, Gate: l.gate, Waiting: waiting,
+		Name: resource, Mode: r.mode, Limit: r.limit, Wait: r.left(), Gate: l.gate, Waiting: waiting,
+	}
+	if r.timeout == 0 {
+		q.Try, q.Wait = true, loneAnswer
 	}
 	if waiting != nil {
 		q.Orphaned = func(baton any) { l.passOrGiveUp(baton.(*tenure), h) }
 	}
 	a, err := l.queue.Enter(ctx, &h.place, q)
 	if err != nil {
-		err = l.wordQueueError(ctx, r, err)
+		err = wordQueueError(ctx, r, a.Contended, err)
 	}
 	return a, err
 }
 
-func (l *Locker) wordQueueError(ctx context.Context, r *request, err error) error {
+func wordQueueError(ctx context.Context, r *request, contended bool, err error) error {
 	switch {
 	case errors.Is(err, queue.ErrTimeout):
-		return timedOut(r, true)
+		return timedOut(r, contended)
 	case errors.Is(err, queue.ErrClosed):
 		return ErrClosed
 	default:
-		return ended(ctx, true)
+		return ended(ctx, contended)
 	}
 }
 
 // timedOut is the error of a timeout that passed.
 func timedOut(r *request, contended bool) error {
 	switch {
-	case r.timeout == 0:
+	case r.timeout == 0 && contended:
 		return notAcquired(": held by another")
+	case r.timeout == 0:
+		return errNoAnswer
 	case contended:
 		return notAcquired(fmt.Sprintf(" within %v: held by another", r.timeout))
 	default:
@@ -171,10 +172,13 @@ func (l *Locker) acquireFromStore(ctx context.Context, h *holding, resource stri
 	l.begin()
 	defer l.end()
 	var admission queue.Admission
+	patience := loneAnswer
 	if !l.queue.EnterFree(&h.place, resource, r.mode, r.limit, l.gate) {
+		came := time.Now()
 		if admission, err = l.enter(ctx, h, resource, r, waiting); err != nil {
 			return false, err
 		}
+		patience = max(patience-time.Since(came), leastAnswer)
 	}
 	returned := false
 	defer func() {
@@ -182,14 +186,14 @@ func (l *Locker) acquireFromStore(ctx context.Context, h *holding, resource stri
 			l.queue.Leave(&h.place)
 		}
 	}()
-	passed, err = l.askFromPlace(ctx, h, resource, r, admission, waiting)
+	passed, err = l.askFromPlace(ctx, h, r, admission, patience, waiting)
 	returned = true
 	return passed, err
 }
 
 // askFromPlace is acquireFromStore from the place in the queue that h has. After
 // an error it hasn't any more, or not for long.
-func (l *Locker) askFromPlace(ctx context.Context, h *holding, resource string, r *request, admission queue.Admission, waiting func()) (passed bool, err error) {
+func (l *Locker) askFromPlace(ctx context.Context, h *holding, r *request, admission queue.Admission, patience time.Duration, waiting func()) (passed bool, err error) {
 	if t, ok := admission.Baton.(*tenure); ok {
 		if err := l.stopped(ctx, true); err != nil {
 			l.passOrGiveUp(t, h)
@@ -199,7 +203,7 @@ func (l *Locker) askFromPlace(ctx context.Context, h *holding, resource string, 
 			return held, err
 		}
 	} else if t := l.joint(h, r); t != nil && l.mayGoOn(t) {
-		if err := l.stopped(ctx, admission.Waited); err != nil {
+		if err := l.stopped(ctx, admission.Contended); err != nil {
 			l.queue.Leave(&h.place)
 			return false, err
 		}
@@ -208,39 +212,39 @@ func (l *Locker) askFromPlace(ctx context.Context, h *holding, resource string, 
 		}
 	}
 	q := &acquisition{
-		locker: l, h: h, waiting: waiting, contended: admission.Waited,
+		locker: l, h: h, r: *r, waiting: waiting, contended: admission.Contended, patience: patience,
 		req: driver.Request{
-			Resource: resource, Mode: r.mode, Limit: r.limit, TTL: l.options.TTL, Owner: l.newOwner(),
+			Resource: h.place.Name(), Mode: r.mode, Limit: r.limit, TTL: l.options.TTL, Owner: l.newOwner(),
 		},
 	}
 	refusal, _ := admission.Note.(answer)
 	for {
-		a, pending, err := l.ask(ctx, r, q.contended, refusal, q)
-		if pending != nil {
+		o := q.ask(ctx, refusal)
+		switch {
+		case o.pending != nil:
+			pending := o.pending // all of o would be kept for it
 			l.inBackground(func() { l.reclaim(pending, h, q.req) })
-			return false, err
-		}
-		if err != nil {
-			if errors.Is(a.err, driver.ErrHeld) {
-				l.queue.Retire(&h.place, a)
-				return false, err
-			}
+			return false, o.failure
+		case o.refused():
+			l.queue.Retire(&h.place, o.answer)
+			return false, o.failure
+		case o.failure != nil:
 			l.queue.Leave(&h.place)
-			if !a.definite() {
+			if !o.definite() {
 				l.inBackground(func() { l.undo(q.req) })
 			}
-			return false, err
+			return false, o.failure
 		}
 		refusal = answer{}
-		t := newTenure(a.grant.Hold, h, r)
-		if t.token, err = fencingToken(a.grant.Token); err == nil {
+		t := newTenure(o.grant.Hold, h, r)
+		if t.token, err = fencingToken(o.grant.Token); err == nil {
 			err = l.stopped(ctx, q.contended)
 		}
 		if err != nil {
 			l.giveUp(t, h)
 			return false, err
 		}
-		if l.attach(t, a.grant.Session, a.sent) {
+		if l.attach(t, o.grant.Session, o.sent) {
 			return false, l.beginTenure(h, t, t.token)
 		}
 		// The session ended between the store's answer and here.
@@ -248,10 +252,10 @@ func (l *Locker) askFromPlace(ctx context.Context, h *holding, resource string, 
 			l.giveUp(t, h)
 			return false, fmt.Errorf("%w: the session ended while it was granted", ErrLost)
 		}
-		if err := l.giveBackFirst(ctx, r, t, h); err != nil {
+		if err := l.giveBackFirst(ctx, r, q.contended, t, h); err != nil {
 			return false, err
 		}
-		if err := l.pause(ctx, min(jitter(shortestPause), r.left())); err != nil {
+		if err := l.pause(ctx, q.contended, min(jitter(shortestPause), r.left())); err != nil {
 			l.queue.Leave(&h.place)
 			return false, err
 		}
@@ -259,36 +263,46 @@ func (l *Locker) askFromPlace(ctx context.Context, h *holding, resource string, 
 	}
 }
 
-// An acquisition is what is asked of the store for one holding.
+// An acquisition is what is asked of the store for one holding, again and again if
+// need be: to grant it, or to upgrade it.
 type acquisition struct {
 	locker    *Locker
 	h         *holding
-	req       driver.Request
-	contended bool   // the resource was seen to be held
-	waiting   func() // of the Trace; or nil
+	r         request         // a copy: the caller's stays on its stack
+	req       driver.Request  // of the question that is being asked
+	upgrader  driver.Upgrader // of the hold that is to be upgraded; nil: one is to be granted
+	contended bool            // the resource was seen to be held
+	patience  time.Duration   // for the answer to a single try
+	waiting   func()          // of the Trace; or nil
 }
 
-func (q *acquisition) put(ctx context.Context, wait time.Duration, queue bool) (driver.Grant, error) {
-	req := q.req
-	req.Wait, req.Queue = wait, queue
-	g, err := q.locker.backend.Acquire(ctx, req)
-	if err == nil && g.Hold == nil {
-		err = errNothing
+// put puts the question.
+func (q *acquisition) put(ctx context.Context) answer {
+	l := q.locker
+	a := answer{sent: l.now()}
+	if q.upgrader != nil {
+		a.grant.Token, a.err = q.upgrader.Upgrade(ctx, q.req.Wait)
+		return a
 	}
-	return g, err
+	a.grant, a.err = l.backend.Acquire(ctx, q.req)
+	if a.err == nil && a.grant.Hold == nil {
+		a.err = errNothing
+	}
+	if !a.grant.Sent.IsZero() {
+		a.sent = l.now().at(a.grant.Sent)
+	}
+	return a
 }
 
-func (q *acquisition) resource() string { return q.req.Resource }
-
-func (q *acquisition) refused() {
-	if q.contended {
-		return
+// held notes that the resource is held.
+func (q *acquisition) held() {
+	if q.upgrader == nil {
+		q.locker.queue.Contend(&q.h.place)
 	}
-	q.contended = true
-	q.locker.queue.Contend(&q.h.place)
-	if q.waiting != nil {
+	if !q.contended && q.waiting != nil {
 		q.waiting()
 	}
+	q.contended = true
 }
 
 // joint returns the tenure that other readers of the resource have, if h is to be
@@ -304,10 +318,10 @@ func (l *Locker) joint(h *holding, r *request) *tenure {
 // share makes h a holder of a tenure that another holding had, or has. If it
 // reports false without an error, the tenure is gone, and the place in the queue is
 // still h's to ask the store from.
-func (l *Locker) share(t *tenure, h *holding, c claim) (held bool, err error) {
-	token, ok := t.admit(h, c)
+func (l *Locker) share(t *tenure, h *holding, w way) (held bool, err error) {
+	token, ok := t.admit(h, w)
 	if !ok {
-		if c == succeed && t.keeper != nil {
+		if w == succeed && t.keeper != nil {
 			// The tenure is nobody's now: its session must not be found to live after all.
 			t.keeper.lose(t.keeper.ranOut())
 		}
@@ -346,7 +360,7 @@ func (h *holding) begin(t *tenure, token uint64) error {
 	m := h.more
 	m.tenure, m.token = t, token
 	if h.locker.watching {
-		m.watched.since = time.Now()
+		m.origin.since = time.Now()
 	}
 	return nil
 }
@@ -370,39 +384,41 @@ type answer struct {
 	pause time.Duration // until the next question, if it is to be asked again
 }
 
+// refused reports whether the resource is held by another.
+func (a answer) refused() bool { return errors.Is(a.err, driver.ErrHeld) }
+
 // definite reports whether it is known that the store granted nothing.
 func (a answer) definite() bool {
-	return errors.Is(a.err, driver.ErrHeld) || errors.Is(a.err, errors.ErrUnsupported) || errors.Is(a.err, ErrDeadlock)
+	return a.refused() || errors.Is(a.err, errors.ErrUnsupported) || errors.Is(a.err, ErrDeadlock)
 }
 
-// A question is one call of the backend, which may be made again and again.
-type question interface {
-	put(ctx context.Context, wait time.Duration, queue bool) (driver.Grant, error)
-	refused() // it was, and will be asked again
-	resource() string
+// An outcome is what comes of asking.
+type outcome struct {
+	answer                // the last one, or none
+	pending <-chan answer // gives it, if it wasn't waited for; else nil
+	failure error         // what the caller is told; nil: it was granted
 }
 
-// ask asks the store until it grants, fails, or the time or ctx is over. The
-// first try doesn't wait, so that contention is always seen. What the store told
-// somebody else a moment ago, before, if that isn't zero, stands for it. If the
-// last question is unanswered when ask returns, its answer will come through
-// pending, and the error says why it wasn't waited for.
-func (l *Locker) ask(ctx context.Context, r *request, contended bool, before answer, q question) (a answer, pending <-chan answer, err error) {
+// ask asks the store until it grants, fails, or the time or ctx is over. The first
+// question doesn't wait, so that contention is always seen. If the store refused
+// somebody else a moment ago, that is before, and stands for the first answer; else
+// before is zero.
+func (q *acquisition) ask(ctx context.Context, before answer) (o outcome) {
+	l, r := q.locker, &q.r
 	inherited := before.err != nil && l.pollMin > 0
 	if inherited {
-		a = before
+		o.answer = before
 	} else {
 		limit := max(r.left(), leastAnswer)
 		if r.timeout == 0 {
-			limit = loneAnswer
+			limit = q.patience
 		}
-		a, pending, err = l.askOnce(ctx, r, contended, limit, q, 0, r.timeout != 0)
-		if pending != nil || !errors.Is(a.err, driver.ErrHeld) {
-			return a, pending, err
+		if o = q.askOnce(ctx, 0, limit); !o.refused() {
+			return o
 		}
 	}
 	began := time.Now()
-	q.refused()
+	q.held()
 	least, most := l.pollMin, l.pollMax
 	if least <= 0 {
 		least = shortestPause
@@ -410,50 +426,56 @@ func (l *Locker) ask(ctx context.Context, r *request, contended bool, before ans
 	if most <= 0 {
 		most = time.Second
 	}
-	pause := max(l.pace.begin(q.resource(), least), a.pause)
+	pause := max(l.pace.begin(q.req.Resource, least), o.pause)
 	polling := l.pollMin > 0
 	defer func() {
-		if polling && pending == nil {
-			l.pace.note(q.resource(), time.Since(began), err == nil, least, most)
+		if polling && o.pending == nil {
+			l.pace.note(q.req.Resource, time.Since(began), o.failure == nil, least, most)
 		}
 	}()
 	for ; ; polling = true {
 		left := r.left()
 		if left <= 0 {
-			return a, nil, timedOut(r, true)
+			o.failure = timedOut(r, true)
+			return o
 		}
 		if polling {
-			nap := jitter(pause)
+			nap, enough := jitter(pause), false
 			if inherited {
-				age := l.now().since(a.sent)
-				nap = max(nap-age, 0)
-				if nap >= left && age+left <= leastAnswer {
-					// A last try would come right after that of the one before.
-					err := l.pause(ctx, left)
-					if err == nil {
-						err = timedOut(r, true)
-					}
-					return a, nil, err
-				}
+				nap, enough = l.restOfPause(nap, o.sent, left)
 			}
-			if err := l.pause(ctx, min(nap, left)); err != nil {
-				return a, nil, err
+			if o.failure = l.pause(ctx, true, min(nap, left)); o.failure != nil {
+				return o
+			}
+			if enough {
+				continue
 			}
 			pause = min(2*pause, most)
 			left = r.left()
 		}
 		// The backend knows the time, and answers by then.
 		limit := min(left, driver.Forever-leastAnswer) + leastAnswer
-		a, pending, err = l.askOnce(ctx, r, true, limit, q, left, true)
-		if pending != nil || !errors.Is(a.err, driver.ErrHeld) {
-			return a, pending, err
+		if o = q.askOnce(ctx, left, limit); !o.refused() {
+			return o
 		}
-		a.pause, inherited = pause, false
+		o.pause, inherited = pause, false
 	}
 }
 
-// askOnce puts one question and waits for the answer until limit has passed.
-func (l *Locker) askOnce(ctx context.Context, r *request, contended bool, limit time.Duration, q question, wait time.Duration, queue bool) (a answer, pending <-chan answer, err error) {
+// restOfPause returns what is left of a pause after a question that somebody else
+// asked, and whether that one is as good as a last try, because it went out so shortly
+// before the time is over.
+func (l *Locker) restOfPause(pause time.Duration, sent reading, left time.Duration) (rest time.Duration, enough bool) {
+	age := l.now().since(sent)
+	rest = max(pause-age, 0)
+	return rest, rest >= left && age+left <= leastAnswer
+}
+
+// askOnce puts one question, which may wait for so long, and waits for the answer
+// until limit has passed.
+func (q *acquisition) askOnce(ctx context.Context, wait, limit time.Duration) outcome {
+	l := q.locker
+	q.req.Wait, q.req.Queue = wait, q.r.timeout != 0
 	// The question has a context of its own, which ends when nobody waits for the
 	// answer any more, unless that comes soon: a grant must not depend on the
 	// caller's.
@@ -462,58 +484,47 @@ func (l *Locker) askOnce(ctx context.Context, r *request, contended bool, limit 
 		asking = context.WithoutCancel(ctx)
 	}
 	if wait == 0 && l.inTime(ctx, limit) {
-		a := l.put(asking, q, wait, queue)
-		return a, nil, a.err
+		a := q.put(asking)
+		return outcome{answer: a, failure: a.err}
 	}
 	if wait > 0 || l.bound == 0 {
 		asking, cancel = context.WithCancelCause(asking)
 	}
 	answers := make(chan answer, 1)
-	go func() { answers <- l.put(asking, q, wait, queue) }()
+	go func() { answers <- q.put(asking) }()
 	var over <-chan time.Time
 	if limit != driver.Forever {
 		timer := time.NewTimer(limit)
 		defer timer.Stop()
 		over = timer.C
 	}
+	var err error
 	select {
 	case a := <-answers:
 		cancel(nil)
-		return a, nil, a.err
+		return outcome{answer: a, failure: a.err}
 	case <-ctx.Done():
-		err = ended(ctx, contended)
+		err = ended(ctx, q.contended)
 	case <-l.gate.Done():
 		err = ErrClosed
 	case <-over:
-		if err = errNoAnswer; r.timeout != 0 {
-			err = timedOut(r, contended)
-		}
+		err = timedOut(&q.r, q.contended)
 	}
 	cancel(err)
-	return answer{}, answers, err
-}
-
-// put puts the question.
-func (l *Locker) put(ctx context.Context, q question, wait time.Duration, queue bool) answer {
-	a := answer{sent: l.now()}
-	a.grant, a.err = q.put(ctx, wait, queue)
-	if !a.grant.Sent.IsZero() {
-		a.sent = l.now().at(a.grant.Sent)
-	}
-	return a
+	return outcome{pending: answers, failure: err}
 }
 
 // inTime reports whether the backend answers by itself before the caller has to be
 // told something. A caller who can be interrupted has to be told soon.
 func (l *Locker) inTime(ctx context.Context, limit time.Duration) bool {
-	soon := ctx.Done() == nil || l.bound <= leastAnswer
-	return l.bound > 0 && soon && limit >= l.bound-leastAnswer
+	brief := ctx.Done() == nil || l.bound <= leastAnswer
+	return l.bound > 0 && brief && limit >= l.bound-leastAnswer
 }
 
 // giveBackFirst gives back a tenure that is of no use, so that the store can be
 // asked anew from the same place in the queue. After an error the place is given
 // up as well.
-func (l *Locker) giveBackFirst(ctx context.Context, r *request, t *tenure, h *holding) error {
+func (l *Locker) giveBackFirst(ctx context.Context, r *request, contended bool, t *tenure, h *holding) error {
 	done := make(chan struct{})
 	l.inBackground(func() {
 		defer close(done)
@@ -530,11 +541,11 @@ func (l *Locker) giveBackFirst(ctx context.Context, r *request, t *tenure, h *ho
 	case <-done:
 		return nil
 	case <-ctx.Done():
-		err = ended(ctx, true)
+		err = ended(ctx, contended)
 	case <-l.gate.Done():
 		err = ErrClosed
 	case <-over:
-		err = timedOut(r, true)
+		err = timedOut(r, contended)
 	}
 	l.inBackground(func() {
 		<-done
@@ -544,14 +555,14 @@ func (l *Locker) giveBackFirst(ctx context.Context, r *request, t *tenure, h *ho
 }
 
 // pause sleeps for d, unless something ends the wait before.
-func (l *Locker) pause(ctx context.Context, d time.Duration) error {
+func (l *Locker) pause(ctx context.Context, contended bool, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
 		return nil
 	case <-ctx.Done():
-		return ended(ctx, true)
+		return ended(ctx, contended)
 	case <-l.gate.Done():
 		return ErrClosed
 	}

@@ -23,7 +23,8 @@ var clocks = func(boot bool) reading {
 
 // now reads the clocks that matter. That of boot takes a system call, and a lease
 // at the store is what needs all the pessimism there is: what hangs on a connection
-// ends with it.
+// ends with it. The wall clock counts for that, too: it alone tells that the machine
+// slept, and that the server may have dropped the connection meanwhile.
 func (l *Locker) now() reading { return clocks(l.leases) }
 
 // since returns the time from a to r by the clock that says most passed.

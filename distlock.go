@@ -73,9 +73,7 @@ func New(b driver.Backend, o *Options) *Locker {
 	}
 	l.options, l.bad = o.withDefaults(info)
 	l.watching = o != nil && (o.Logger != nil || o.Trace != nil)
-	if b, ok := b.(interface{ Queue() *queue.Queue }); ok {
-		l.inProcess, l.queue = true, b.Queue()
-	} else {
+	if l.queue, l.inProcess = queue.Of(b); !l.inProcess {
 		l.queue = queue.New(true)
 	}
 	l.gate = l.queue.NewGate()
@@ -114,7 +112,7 @@ func (l *Locker) newOwner() driver.Owner {
 func (l *Locker) Acquire(ctx context.Context, resource string, opts ...AcquireOption) (*Lock, error) {
 	var r request
 	if err := r.parse(opts); err != nil {
-		return nil, l.fail(resource, err)
+		return nil, l.fail("acquire", resource, err)
 	}
 	return l.acquire(ctx, resource, &r)
 }
@@ -127,7 +125,7 @@ func (l *Locker) TryAcquire(ctx context.Context, resource string, opts ...Acquir
 		err = badArgument("TryAcquire with a timeout of %v: it doesn't wait; use Acquire", r.timeout)
 	}
 	if err != nil {
-		return nil, l.fail(resource, err)
+		return nil, l.fail("acquire", resource, err)
 	}
 	r.timeout = 0
 	return l.acquire(ctx, resource, &r)
@@ -148,11 +146,11 @@ func (l *Locker) AcquireAll(ctx context.Context, resources []string, opts ...Acq
 	}
 	for _, name := range names {
 		if err == nil {
-			err = l.check(name, &r)
+			err = l.checkArguments(name, &r)
 		}
 	}
 	if err != nil {
-		return nil, l.fail(strings.Join(names, ","), err)
+		return nil, l.fail("acquire", strings.Join(names, ","), err)
 	}
 	if len(names) == 1 {
 		return l.acquire(ctx, names[0], &r)
@@ -178,11 +176,14 @@ func (l *Locker) AcquireAll(ctx context.Context, resources []string, opts ...Acq
 		part.onEnd(func(err error) { whole.end(err) })
 	}
 	if err := set.Err(); err != nil {
-		return nil, l.fail(set.resource(), err)
+		return nil, l.fail("acquire", set.resource(), err)
 	}
 	complete = true
 	return set, nil
 }
+
+// soon is how long it takes at most to release in a store that works.
+const soon = 100 * time.Millisecond
 
 // releaseSoon releases what AcquireAll got, and waits for it no longer than a
 // store that works takes. Failures are retried and reported like those of any
@@ -193,7 +194,7 @@ func (l *Locker) releaseSoon(set *Lock) {
 		defer close(done)
 		_ = set.Release()
 	})
-	timer := time.NewTimer(leastAnswer)
+	timer := time.NewTimer(soon)
 	defer timer.Stop()
 	select {
 	case <-done:
@@ -221,39 +222,51 @@ func (l *Locker) Do(ctx context.Context, resource string, fn func(ctx context.Co
 }
 
 // Holders returns who holds the resource now, as far as the store and its
-// permissions tell; none if it is free. Of the options it takes Semaphore,
-// which asks for the holders of permits. It is for people: what it says may be
-// over when it is read. It knows whom the store granted the resource to: who got it
-// from there within that process has a token that is a little larger.
+// permissions tell; none if it is free. It takes one option, Semaphore, which asks
+// for the holders of permits. It is for people: what it says may be over when it is
+// read. It knows whom the store granted the resource to: who got it from there within
+// that process has a token that is a little larger.
 //
 // The error matches errors.ErrUnsupported if the backend can't tell.
 func (l *Locker) Holders(ctx context.Context, resource string, opts ...AcquireOption) ([]driver.Holder, error) {
-	var r request
-	err := r.parse(opts)
-	if err == nil {
-		err = l.check(resource, &r)
-	}
-	inspector, ok := l.backend.(driver.Inspector)
-	if err == nil && !ok {
-		err = errors.ErrUnsupported
-	}
-	var holders []driver.Holder
-	if err == nil {
-		holders, err = inspector.Holders(ctx, resource, r.mode)
-	}
-	for i := 0; i < len(holders) && err == nil && !l.inProcess; i++ {
-		holders[i].Token, err = fencingToken(holders[i].Token)
-	}
+	l.begin()
+	defer l.end()
+	holders, err := l.holders(ctx, resource, opts)
 	if err != nil {
-		return nil, &Error{Op: "inspect", Backend: l.name, Resource: resource, Err: err}
+		return nil, l.fail("inspect", resource, err)
 	}
 	return holders, nil
 }
 
+func (l *Locker) holders(ctx context.Context, resource string, opts []AcquireOption) ([]driver.Holder, error) {
+	var r request
+	if err := r.parse(opts); err != nil {
+		return nil, err
+	}
+	switch {
+	case r.timeout != driver.Forever:
+		return nil, badArgument("Holders with a timeout of %v: it takes none; give its context a deadline", r.timeout)
+	case r.mode == driver.Shared || r.mode == driver.Upgradeable:
+		return nil, badArgument("Holders of %s locks only: it takes no kind but Semaphore, and tells of the others together", r.mode)
+	}
+	if err := l.checkArguments(resource, &r); err != nil {
+		return nil, err
+	}
+	inspector, ok := l.backend.(driver.Inspector)
+	if !ok {
+		return nil, &reason{"this backend can't tell who holds a resource", []error{errors.ErrUnsupported}}
+	}
+	holders, err := inspector.Holders(ctx, resource, r.mode)
+	for i := 0; i < len(holders) && err == nil && !l.inProcess; i++ {
+		holders[i].Token, err = fencingToken(holders[i].Token)
+	}
+	return holders, err
+}
+
 // Close releases all locks, wakes all waiters with [ErrClosed], and closes the
 // backend. It returns when that is done and what was given up in the background
-// is cleaned up, or after Options.ReleaseTimeout. Later calls return what the
-// first did.
+// is cleaned up, or after Options.ReleaseTimeout; but the backend is given a second
+// to close in any case. Later calls return what the first did.
 func (l *Locker) Close() error {
 	if l.gate.Close() {
 		l.closeErr = l.close()
@@ -264,7 +277,10 @@ func (l *Locker) Close() error {
 }
 
 func (l *Locker) close() error {
-	ctx, cancel := context.WithTimeout(context.Background(), l.options.ReleaseTimeout)
+	whole, cancel := context.WithTimeout(context.Background(), l.options.ReleaseTimeout)
+	defer cancel()
+	// What is left of it is for those who give up then, and say so.
+	ctx, cancel := context.WithTimeout(whole, l.options.ReleaseTimeout*9/10)
 	defer cancel()
 	var errs []error
 	var mu sync.Mutex
@@ -289,14 +305,31 @@ func (l *Locker) close() error {
 	l.waitUntilIdle(ctx)
 	l.stopKeeping(ctx)
 	close(l.finished)
-	if err := l.backend.Close(); err != nil {
-		errs = append(errs, &Error{Op: "close", Backend: l.name, Err: err})
+	l.waitUntilIdle(whole)
+	if err := l.closeBackend(whole); err != nil {
+		errs = append(errs, l.fail("close", "", err))
 	}
 	return errors.Join(errs...)
 }
 
-// check reports what is wrong with the arguments of a call.
-func (l *Locker) check(resource string, r *request) error {
+// closeBackend closes the backend, and waits for it until ctx ends, but for a second
+// at least: a call that hangs in the store may be in its way.
+func (l *Locker) closeBackend(ctx context.Context) error {
+	result := make(chan error, 1)
+	go func() { result <- l.backend.Close() }()
+	deadline, _ := ctx.Deadline()
+	timer := time.NewTimer(max(time.Until(deadline), time.Second))
+	defer timer.Stop()
+	select {
+	case err := <-result:
+		return err
+	case <-timer.C:
+		return errNoAnswer
+	}
+}
+
+// checkArguments reports what is wrong with the arguments of a call.
+func (l *Locker) checkArguments(resource string, r *request) error {
 	switch {
 	case l.bad != nil:
 		return l.bad
@@ -312,13 +345,23 @@ func (l *Locker) check(resource string, r *request) error {
 	return nil
 }
 
-// fail wraps err as the result of Acquire.
-func (l *Locker) fail(resource string, err error) error {
-	return &Error{Op: "acquire", Backend: l.name, Resource: resource, Err: err}
+// fail returns err as the result of an operation on a resource. What is an *Error
+// already, as the end of a holding is, has a better one and keeps that.
+func (l *Locker) fail(op, resource string, err error) error {
+	if e, ok := err.(*Error); ok { //nolint:errorlint // one further inside is about something else
+		resource, err = e.Resource, e.Err
+	}
+	return &Error{Op: op, Backend: l.name, Resource: resource, Err: err}
 }
 
-// report tells Trace and Logger what no caller is told.
+// report tells Trace and Logger what no caller is told. Close waits for whoever
+// calls it; what comes still later, from a call that hung in the store, nobody is told.
 func (l *Locker) report(what string, trace func(Event), e Event) {
+	select {
+	case <-l.closed:
+		return
+	default:
+	}
 	if trace != nil {
 		trace(e)
 	}

@@ -72,11 +72,12 @@
 //
 // # What an error means
 //
-// Acquire fails in ways that call for different reactions, and never mixes them
-// up:
+// Acquire fails in ways that call for different reactions:
 //
-//   - [ErrNotAcquired]: somebody else has the resource. Tell the user to try
-//     later, or skip the work, which somebody else is probably doing.
+//   - [ErrNotAcquired]: the time to wait is over. Somebody else has the resource:
+//     tell the user to try later, or skip the work, which somebody else is probably
+//     doing. Or the store gave no answer in that time, which the text then says;
+//     after a single try, that is an error of the store.
 //   - context.Canceled, context.DeadlineExceeded and the context's cause: the
 //     caller isn't interested any more. If the resource was seen to be held, the
 //     error matches ErrNotAcquired too.
@@ -86,11 +87,12 @@
 //   - [ErrDeadlock]: the store found a cycle of waiting. Release what is held
 //     and start over.
 //   - Anything else is the store's own error, for errors.As: it is down, refuses
-//     the login, has no space left. It never matches ErrNotAcquired.
+//     the login, has no space left. What the store says of itself never matches
+//     ErrNotAcquired.
 //
 // A nil error means that the lock was held when Acquire returned; with any other
 // nothing is held. All errors are of type *[Error], or, where there is more than
-// one, joined from them.
+// one, joined from them; but Do returns its function's own error as it is.
 //
 // # Losing a lock
 //

@@ -10,10 +10,9 @@ import (
 )
 
 var (
-	// ErrNotAcquired reports that the time that Acquire was ready to wait passed:
-	// somebody else had the resource for all of it, or the store gave no answer
-	// within it, which the text then says. Only a single try, whose time is the
-	// store's own, tells a silent store by another error.
+	// ErrNotAcquired reports that the time to wait is over. Either somebody else had
+	// the resource, or the store gave no answer in that time; the text says which. A
+	// single try of a silent store is another error: it has no time of its own.
 	ErrNotAcquired = errors.New("not acquired")
 
 	// ErrLost reports that a holding ended without Release: its lease ran out,

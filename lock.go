@@ -17,7 +17,8 @@ import (
 // with Release, or it is lost. Its methods are safe for concurrent use.
 //
 // A Lock must be released. One that is dropped instead is noticed by the
-// garbage collector at some time, reported, and given back.
+// garbage collector at some time, reported, and given back; but on locallock only
+// if the Locker has a Logger or a Trace.
 type Lock struct {
 	*holding
 	set *lockSet // of AcquireAll, if there is more than one resource
@@ -41,28 +42,33 @@ type holding struct {
 // details are what the simplest of holdings, and the most frequent ones, do
 // without. They are made when needed.
 type details struct {
-	names   string   // of a set; else the name is that of the place
-	tenure  *tenure  // nil: the queue itself is the lock
-	token   uint64   // of the store; without a tenure it is that of the place
-	watched *watched // nil: nobody wants to know
+	names   string  // of a set; else the name is that of the place
+	tenure  *tenure // nil: the queue itself is the lock
+	token   uint64  // of the store; without a tenure it is that of the place
+	origin  *origin // nil: nobody wants to know
+	ending  *ending // nil: it ends in the queue, at once, and may be dropped unseen
 	done    chan struct{}
 	onEnd   map[*func(error)]struct{}
 	upgrade chan struct{} // closed when the upgrade under way has ended
 }
 
-// watched is what is remembered of a holding for those who watch.
-type watched struct {
-	since   time.Time
-	site    [siteDepth]uintptr
-	cleanup runtime.Cleanup
+// origin is what a Trace and a Logger are told of how a holding came to be.
+type origin struct {
+	since time.Time
+	site  [siteDepth]uintptr
+}
+
+// ending is what becomes of a holding that is released, or dropped.
+type ending struct {
+	cleanup runtime.Cleanup // notices that the Lock was dropped
 
 	released bool          // Release is through, with result
 	through  chan struct{} // closed then; nil if nobody waits for it
 	result   error
 }
 
-// closed is a closed channel.
-var closed = func() chan struct{} {
+// closedChan is a closed channel.
+var closedChan = func() chan struct{} {
 	c := make(chan struct{})
 	close(c)
 	return c
@@ -77,7 +83,7 @@ func (l *Lock) Resource() string { return l.resource() }
 // looks at the clocks: a lease that ran out while the process was stopped is
 // lost from the first call on.
 func (l *Lock) Err() error {
-	l.check()
+	l.checkClocks()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.err
@@ -87,15 +93,15 @@ func (l *Lock) Err() error {
 // by loss; Err says which. Holding only the channel doesn't keep the Lock
 // alive: keep the Lock, or a context from Context.
 func (l *Lock) Done() <-chan struct{} {
-	l.check()
+	l.checkClocks()
 	return l.doneChan()
 }
 
-// check notices a lease that has run out without waiting for a timer to fire.
-func (l *Lock) check() {
+// checkClocks notices a lease that has run out without waiting for a timer to fire.
+func (l *Lock) checkClocks() {
 	if l.set != nil {
 		for _, part := range l.set.locks {
-			part.check()
+			part.checkClocks()
 		}
 		return
 	}
@@ -143,12 +149,12 @@ type lockContext struct {
 }
 
 func (c *lockContext) Done() <-chan struct{} {
-	c.lock.check()
+	c.lock.checkClocks()
 	return c.Context.Done()
 }
 
 func (c *lockContext) Err() error {
-	c.lock.check()
+	c.lock.checkClocks()
 	return c.Context.Err()
 }
 
@@ -161,7 +167,7 @@ func (c *lockContext) Err() error {
 // as long as the store could still believe in it. Release may be called any
 // number of times: all calls return what the first did.
 func (l *Lock) Release() error {
-	l.check()
+	l.checkClocks()
 	if l.set != nil {
 		return l.releaseSet()
 	}
@@ -205,7 +211,7 @@ func (l *Lock) Upgrade(ctx context.Context, opts ...AcquireOption) error {
 		err = badArgument("Upgrade takes no kind of lock")
 	}
 	if err != nil {
-		return l.fail("upgrade", err)
+		return l.locker.fail("upgrade", l.resource(), err)
 	}
 	r.start()
 	if l.set == nil {
@@ -217,11 +223,6 @@ func (l *Lock) Upgrade(ctx context.Context, opts ...AcquireOption) error {
 		}
 	}
 	return nil
-}
-
-// fail wraps err as the result of an operation on the holding.
-func (h *holding) fail(op string, err error) error {
-	return &Error{Op: op, Backend: h.locker.name, Resource: h.resource(), Err: err}
 }
 
 // end ends the holding with err. It reports whether that was the first time, and
@@ -259,7 +260,7 @@ func (h *holding) lose(err error) {
 // endAsLost tells all who look or wait that the holding is lost. The caller sees
 // to afterLoss if that was news.
 func (h *holding) endAsLost(err error) bool {
-	first, _ := h.end(&Error{Op: "hold", Backend: h.locker.name, Resource: h.resource(), Err: err})
+	first, _ := h.end(h.locker.fail("hold", h.resource(), err))
 	return first
 }
 
@@ -306,7 +307,7 @@ func (h *holding) doneChan() <-chan struct{} {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.err != nil {
-		return closed
+		return closedChan
 	}
 	m := h.detailsLocked()
 	if m.done == nil {
@@ -317,8 +318,8 @@ func (h *holding) doneChan() <-chan struct{} {
 
 // lostErr returns the loss as Release reports it, or nil if there was none.
 func (h *holding) lostErr() error {
-	if e := (*Error)(nil); errors.As(h.over(), &e) && errors.Is(e, ErrLost) {
-		return h.fail("release", e.Err)
+	if err := h.over(); errors.Is(err, ErrLost) {
+		return h.locker.fail("release", h.resource(), err)
 	}
 	return nil
 }
@@ -328,7 +329,7 @@ func (h *holding) afterLoss() {
 	h.locker.queue.Leave(&h.place)
 	e := h.event()
 	e.Err = h.err
-	go h.locker.report("lock lost", h.locker.options.Trace.Lost, e)
+	h.locker.inBackground(func() { h.locker.report("lock lost", h.locker.options.Trace.Lost, e) })
 }
 
 func (h *holding) tokenLocked() uint64 {
@@ -357,8 +358,8 @@ func (h *holding) event() Event {
 	defer h.mu.Unlock()
 	e := Event{Backend: h.locker.name, Resource: h.resourceLocked(), Token: h.tokenLocked()}
 	e.Mode, e.Limit = h.place.Kind()
-	if m := h.more; m != nil && m.watched != nil {
-		e.Duration, e.Site = time.Since(m.watched.since), m.watched.String()
+	if m := h.more; m != nil && m.origin != nil {
+		e.Duration, e.Site = time.Since(m.origin.since), m.origin.String()
 	}
 	return e
 }
@@ -372,8 +373,8 @@ func (q *inQueue) Holder() driver.Holder {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	d := driver.Holder{Owner: h.locker.owner}
-	if m := h.more; m != nil && m.watched != nil {
-		d.Since = m.watched.since
+	if m := h.more; m != nil && m.origin != nil {
+		d.Since = m.origin.since
 	}
 	return d
 }
@@ -388,21 +389,23 @@ func (l *Locker) newHolding() *holding {
 	all := &struct { // one piece, as it is needed as a whole
 		holding holding
 		details details
-		watched watched
+		ending  ending
+		origin  origin
 	}{}
 	h := &all.holding
 	h.locker, h.more = l, &all.details
 	h.place.Value = (*inQueue)(h)
-	h.more.watched = &all.watched
+	h.more.ending = &all.ending
 	if l.watching { // else nobody is told, and it costs as much as all the rest
-		runtime.Callers(4, all.watched.site[:])
+		h.more.origin = &all.origin
+		runtime.Callers(4, all.origin.site[:])
 	}
 	return h
 }
 
 // String returns the file:line of the first caller outside of this package.
-func (w *watched) String() string {
-	frames := runtime.CallersFrames(w.site[:])
+func (o *origin) String() string {
+	frames := runtime.CallersFrames(o.site[:])
 	for {
 		f, more := frames.Next()
 		if f.File != "" && !strings.HasPrefix(f.Function, "github.com/distlock-go/distlock.") {

@@ -17,7 +17,8 @@ type Options struct {
 	// connection or a file have no use for it.
 	TTL time.Duration
 
-	// ReleaseTimeout bounds Release, and Close. Default 5 s.
+	// ReleaseTimeout bounds Release, and Close, but for what [Locker.Close] says of the
+	// backend. Default 5 s.
 	ReleaseTimeout time.Duration
 
 	// Logger gets what no caller is told otherwise, on level Warn: locks that
@@ -27,11 +28,11 @@ type Options struct {
 	// Trace is told everything. Nil is none.
 	Trace *Trace
 
-	// HandoffCount is how many times a holding may be passed on within this Locker,
-	// to the next waiter or, if it is shared, to one more reader, before the store
-	// is asked again and other processes get their turn. It saves the trips to the
-	// store. What others may be granted beside (permits of more than one, readers, an
-	// upgradeable lock) is passed on only where there are no tokens. Default 64; at
+	// HandoffCount is how many times a holding may be passed on within this Locker
+	// without a trip to the store: to the next waiter, or to one more reader. After
+	// that the store is asked again, and other processes get their turn. Holdings that
+	// others may have at the same time (permits of more than one, readers, an
+	// upgradeable lock) are passed on only where there are no tokens. Default 64; at
 	// most 1023; negative is never. It does nothing on locallock, where the queue is
 	// the lock.
 	HandoffCount int

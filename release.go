@@ -15,21 +15,21 @@ import (
 func (h *holding) release(ctx context.Context) error {
 	l := h.locker
 	first, m := h.end(ErrReleased)
-	unwatched := m == nil || m.watched == nil
+	simple := m == nil || m.ending == nil
 	switch {
 	case !first:
 		if err := h.lostErr(); err != nil {
 			return err
 		}
-		if unwatched {
+		if simple {
 			return nil
 		}
-		return h.awaitRelease(m.watched)
-	case unwatched:
+		return h.awaitRelease(m.ending)
+	case simple:
 		l.queue.Leave(&h.place)
 		return nil
 	}
-	m.watched.cleanup.Stop()
+	m.ending.cleanup.Stop()
 	var err error
 	trace := l.options.Trace.Released
 	var e Event
@@ -41,7 +41,7 @@ func (h *holding) release(ctx context.Context) error {
 	} else {
 		err = h.leave(ctx, m.tenure)
 	}
-	h.releasedWith(m.watched, err)
+	h.releasedWith(m.ending, err)
 	if trace != nil {
 		e.Err = err
 		trace(e)
@@ -50,27 +50,27 @@ func (h *holding) release(ctx context.Context) error {
 }
 
 // releasedWith notes the result of the release, for all who called it.
-func (h *holding) releasedWith(w *watched, err error) {
+func (h *holding) releasedWith(e *ending, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	w.released, w.result = true, err
-	if w.through != nil {
-		close(w.through)
+	e.released, e.result = true, err
+	if e.through != nil {
+		close(e.through)
 	}
 }
 
 // awaitRelease returns the result of the release that another call makes.
-func (h *holding) awaitRelease(w *watched) error {
+func (h *holding) awaitRelease(e *ending) error {
 	h.mu.Lock()
-	if !w.released && w.through == nil {
-		w.through = make(chan struct{})
+	if !e.released && e.through == nil {
+		e.through = make(chan struct{})
 	}
-	released, through := w.released, w.through
+	released, through := e.released, e.through
 	h.mu.Unlock()
 	if !released {
 		<-through
 	}
-	return w.result
+	return e.result
 }
 
 // watchFor arranges for dropped to be called when lock is dropped.
@@ -78,7 +78,7 @@ func (h *holding) watchFor(lock *Lock) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.err == nil {
-		h.more.watched.cleanup = runtime.AddCleanup(lock, (*holding).dropped, h)
+		h.more.ending.cleanup = runtime.AddCleanup(lock, (*holding).dropped, h)
 	}
 }
 
@@ -104,7 +104,7 @@ func (h *holding) leave(ctx context.Context, t *tenure) error {
 	if !last {
 		l.queue.Leave(&h.place)
 		if lost {
-			return h.fail("release", t.keeper.lossErr())
+			return l.fail("release", h.resource(), t.keeper.lossErr())
 		}
 		return nil
 	}
@@ -133,9 +133,9 @@ func (l *Locker) passOrGiveUp(t *tenure, h *holding) {
 	}
 }
 
-// giveBack releases the tenure in the store, once the call of its hold that is
-// under way, if any, has returned and closed after. It returns after
-// Options.ReleaseTimeout at the latest, and soon after ctx ends. What could not
+// giveBack releases the tenure in the store. If after isn't nil, an upgrade of its
+// hold is under way, and it waits until that is over and after closed. It returns
+// after Options.ReleaseTimeout at the latest, and soon after ctx ends. What could not
 // be released is tried again in the background.
 func (l *Locker) giveBack(ctx context.Context, t *tenure, h *holding, after <-chan struct{}) error {
 	last := l.detach(t)
@@ -177,7 +177,7 @@ func (l *Locker) giveBack(ctx context.Context, t *tenure, h *holding, after <-ch
 		return nil
 	}
 	if errors.Is(err, ErrLost) {
-		return h.fail("release", err)
+		return l.fail("release", h.resource(), err)
 	}
 	l.inBackground(func() {
 		if pending != nil {
@@ -187,7 +187,7 @@ func (l *Locker) giveBack(ctx context.Context, t *tenure, h *holding, after <-ch
 		}
 		l.retryRelease(t.hold, h.resource())
 	})
-	return h.fail("release", fmt.Errorf("%w (it is tried again in the background)", err))
+	return l.fail("release", h.resource(), fmt.Errorf("%w (it is tried again in the background)", err))
 }
 
 // giveUp gives back a tenure that nobody wants any more, behind the caller's
@@ -251,7 +251,7 @@ func (l *Locker) retry(resource string, f func(ctx context.Context) error) {
 		case <-l.finished:
 		}
 	}
-	go l.report("clean-up failed", l.options.Trace.CleanupFailed, Event{Backend: l.name, Resource: resource, Err: err})
+	l.report("clean-up failed", l.options.Trace.CleanupFailed, Event{Backend: l.name, Resource: resource, Err: err})
 }
 
 func (l *Locker) isFinished() bool {

@@ -245,7 +245,7 @@ func (k *keeper) renewed(r *renewal, err error) {
 		k.dueFrom, k.pause = n, jitter(k.backoff)
 		k.backoff = min(2*k.backoff, k.attemptTimeout())
 		if !errors.Is(err, ErrLost) && len(k.tenures) > 0 {
-			go k.renewalFailed(err) // it calls application code
+			l.inBackground(func() { k.renewalFailed(err) }) // it calls application code
 		}
 	}
 	switch {

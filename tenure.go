@@ -53,20 +53,20 @@ func fencingToken(store uint64) (uint64, error) {
 	return store << handoffBits, nil
 }
 
-// A claim is how a holding comes to a tenure that exists.
-type claim bool
+// A way is how a holding comes to a tenure that exists.
+type way bool
 
 const (
-	succeed claim = false // the one before has left it
-	join    claim = true  // others have it too
+	succeed way = false // the one before has left it
+	join    way = true  // others have it too
 )
 
 // admit makes h a holder and returns its token. It reports false if the tenure
-// isn't there any more for such a claim.
-func (t *tenure) admit(h *holding, c claim) (token uint64, ok bool) {
+// isn't there any more in that way.
+func (t *tenure) admit(h *holding, w way) (token uint64, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.lost || (len(t.holders) > 0) != bool(c) || t.keeper != nil && t.keeper.expired() {
+	if t.lost || (len(t.holders) > 0) != bool(w) || t.keeper != nil && t.keeper.expired() {
 		return 0, false
 	}
 	t.holders = append(t.holders, h)

@@ -15,7 +15,7 @@ func (h *holding) upgrade(ctx context.Context, r *request) error {
 	start := time.Now()
 	err := h.tryUpgrade(ctx, r)
 	if err != nil {
-		err = h.fail("upgrade", err)
+		err = h.locker.fail("upgrade", h.resource(), err)
 	}
 	if trace := h.locker.options.Trace.Upgraded; trace != nil {
 		e := h.event()
@@ -51,7 +51,7 @@ func (h *holding) tryUpgrade(ctx context.Context, r *request) error {
 		var ok bool
 		if upgrader, ok = t.hold.(driver.Upgrader); !ok {
 			done()
-			return errors.ErrUnsupported
+			return &reason{"this backend can't upgrade a lock: release it, and acquire an exclusive one", []error{errors.ErrUnsupported}}
 		}
 	}
 	// The end of the holding ends the wait too.
@@ -65,45 +65,35 @@ func (h *holding) tryUpgrade(ctx context.Context, r *request) error {
 		if e := h.over(); e != nil {
 			return e
 		}
-		return l.wordQueueError(ctx, r, err)
+		return wordQueueError(ctx, r, true, err) // by a reader of this process
 	}
 	if t == nil {
 		done()
 		return h.over()
 	}
-	a, pending, err := l.ask(held, r, waited, answer{}, upgrading{upgrader, h})
+	q := &acquisition{locker: l, h: h, r: *r, upgrader: upgrader, contended: waited, patience: loneAnswer}
+	q.req.Resource = h.place.Name()
+	o := q.ask(held, answer{})
 	switch {
-	case pending != nil:
+	case o.pending != nil:
+		pending := o.pending
 		l.inBackground(func() {
 			a := <-pending
 			h.notUpgraded(t, a.err)
 			done()
 		})
-	case err != nil:
-		h.notUpgraded(t, a.err)
+	case o.failure != nil:
+		h.notUpgraded(t, o.err)
 		done()
 	default:
 		defer done()
-		return h.upgraded(t, a.grant.Token)
+		return h.upgraded(t, o.grant.Token)
 	}
 	if e := h.over(); e != nil {
 		return e
 	}
-	return err
+	return o.failure
 }
-
-// upgrading asks for the upgrade of a hold.
-type upgrading struct {
-	driver.Upgrader
-	*holding
-}
-
-func (u upgrading) put(ctx context.Context, wait time.Duration, _ bool) (driver.Grant, error) {
-	token, err := u.Upgrade(ctx, wait)
-	return driver.Grant{Token: token}, err
-}
-
-func (upgrading) refused() {}
 
 // notUpgraded undoes what an upgrade that failed did in this process.
 func (h *holding) notUpgraded(t *tenure, err error) {

@@ -134,21 +134,21 @@ type Info struct {
 	// backends that have no use for a lease length.
 	MinTTL, MaxTTL time.Duration
 
-	// PollMin and PollMax pace the questions of one waiting process about one
-	// resource, on a backend that doesn't wait by itself: the pauses grow from PollMin
-	// to PollMax, jittered. The first comes before the first question that may wait. For
-	// a resource that was waited for before they begin with half of what that took, but
-	// with no less than an eighth of PollMin. A backend that waits by itself leaves
-	// PollMin zero; if it answers ErrHeld early all the same, the pauses after that
-	// grow from 10 ms to 1 s.
+	// PollMin and PollMax are for a backend that doesn't wait by itself. They pace the
+	// questions of one waiting process about one resource: the pauses between them grow
+	// from PollMin to PollMax, jittered. If the resource was waited for before, the first
+	// pause is half of what that took, and an eighth of PollMin at least.
+	//
+	// A backend that waits by itself leaves PollMin zero. It is asked to wait right after
+	// its first answer. If it answers ErrHeld before the time is over, there are pauses of
+	// 10 ms to 1 s.
 	PollMin, PollMax time.Duration
 
-	// AnswersWithin, if not zero, bounds each trip to the store that Acquire and
-	// Upgrade (with a wait of zero) and Release make, whatever the store does, and
-	// also if their context never ends. Package distlock then calls them in the
-	// caller's own goroutine where that can't make the caller late, and saves the
-	// change from one to another: always with a bound of at most 100 ms, else where
-	// the caller has nothing that could interrupt it.
+	// AnswersWithin, if not zero, is a promise: Acquire and Upgrade with a wait of zero,
+	// and Release, return within it, whatever the store does, and also if their context
+	// never ends. Package distlock then calls them in the caller's own goroutine, which
+	// saves the change to another, where that can't make the caller late: always with
+	// 100 ms or less, else where nothing could interrupt the caller.
 	AnswersWithin time.Duration
 }
 

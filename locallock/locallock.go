@@ -58,20 +58,26 @@ func init() {
 // Backend is a handle on an in-process store. Its methods are safe for
 // concurrent use.
 type Backend struct {
-	queue *queue.Queue // the store
+	store // package distlock uses the queue in place of one in front of the backend, which would only repeat it
+	queue *queue.Queue
 	gate  *queue.Gate
 }
 
+type store = queue.Store
+
 // New returns a backend with a store of its own.
 func New() *Backend {
-	q := queue.New(false)
-	return &Backend{queue: q, gate: q.NewGate()}
+	return newBackend(queue.New(false))
 }
 
 // Share returns another backend on the same store: a lock that is held through
 // one is held for the other.
 func (b *Backend) Share() *Backend {
-	return &Backend{queue: b.queue, gate: b.queue.NewGate()}
+	return newBackend(b.queue)
+}
+
+func newBackend(q *queue.Queue) *Backend {
+	return &Backend{store: queue.NewStore(q), queue: q, gate: q.NewGate()}
 }
 
 // Info implements [driver.Backend].
@@ -82,10 +88,6 @@ func (b *Backend) Info() driver.Info {
 	}
 }
 
-// Queue returns what the locks are made of. Package distlock uses it in place
-// of a queue of its own in front of the backend, which would only repeat it.
-func (b *Backend) Queue() *queue.Queue { return b.queue }
-
 // Acquire implements [driver.Backend].
 func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	if ctx.Err() != nil {
@@ -94,7 +96,7 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 	h := &hold{backend: b}
 	h.place.Value = driver.Holder{Owner: r.Owner, Mode: r.Mode}
 	_, err := b.queue.Enter(ctx, &h.place, queue.Request{
-		Name: r.Resource, Mode: r.Mode, Limit: r.Limit, Wait: r.Wait, Gate: b.gate,
+		Name: r.Resource, Mode: r.Mode, Limit: r.Limit, Wait: r.Wait, Try: r.Wait == 0, Gate: b.gate,
 	})
 	switch {
 	case errors.Is(err, queue.ErrTimeout):

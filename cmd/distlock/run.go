@@ -36,7 +36,6 @@ type runner struct {
 	noWait    bool
 	timeout   time.Duration // -1: none
 	given     givenDuration // of that
-	left      time.Duration // of that, when the store was open
 	shared    bool
 	semaphore int // 0: none
 	ttl       time.Duration
@@ -244,11 +243,7 @@ func (r *runner) acquire() (*distlock.Lock, error) {
 		r.verbosely("acquired %q after %v%s", r.resource, time.Since(begun).Round(time.Millisecond), token)
 		return got.lock, nil
 	case errors.Is(err, distlock.ErrNotAcquired):
-		hint := "to wait longer, set --timeout"
-		if !r.verbose {
-			hint += "; to see who holds it, -v"
-		}
-		return nil, &exitError{exitNotAcquired, fmt.Errorf("%s; %s", r.inGivenTime(err.Error()), hint)}
+		return nil, &exitError{exitNotAcquired, r.notAcquired(err)}
 	case errors.Is(err, distlock.ErrBadArgument), errors.Is(err, errors.ErrUnsupported) && (r.shared || r.semaphore > 0):
 		return nil, &exitError{exitUsage, err}
 	default:
@@ -282,20 +277,30 @@ func (r *runner) openAndAcquire(ctx context.Context) (*distlock.Lock, error) {
 	r.locker = locker
 	options := r.kind()
 	if r.timeout >= 0 {
-		r.left = max(0, r.timeout-time.Since(begun)) // of -n, nothing either way
-		options = append(options, distlock.Timeout(r.left))
+		left := r.timeout
+		if left > 0 {
+			left = max(left-time.Since(begun), 1) // 0 would be a single try, which may take longer
+		}
+		options = append(options, distlock.Timeout(left))
 	}
 	return locker.Acquire(ctx, r.resource, options...)
 }
 
-// inGivenTime names the time that the user gave in place of what was left of it
-// when the store was open. The time is the last that there is, after the resource.
-func (r *runner) inGivenTime(text string) string {
-	left := " within " + r.left.String() + ":"
-	if i := strings.LastIndex(text, left); i >= 0 && r.left > 0 {
-		return text[:i] + " within " + r.given.text + ":" + text[i+len(left):]
+// notAcquired words an error that matches ErrNotAcquired. Of the library's text it
+// takes the reason, which comes last: the time in it is what was left when the store
+// was open, and not what the user gave.
+func (r *runner) notAcquired(err error) error {
+	text := err.Error()
+	why := text[strings.LastIndex(text, ": ")+2:]
+	within := ""
+	if r.timeout > 0 {
+		within = " within " + r.given.text
 	}
-	return text
+	hint := "to wait longer, set --timeout"
+	if !r.verbose {
+		hint += "; to see who holds it, -v"
+	}
+	return fmt.Errorf("%q not acquired%s: %s; %s", r.resource, within, why, hint)
 }
 
 // kind returns the options for the kind of lock.
@@ -317,7 +322,11 @@ func (r *runner) askWho(ctx context.Context) {
 		ask, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
 		// Without an answer, for whatever reason, it is somebody else.
-		holders, _ := r.locker.Holders(ask, r.resource, r.kind()...)
+		options := r.kind()
+		if r.shared {
+			options = nil // Holders tells of all but permits together
+		}
+		holders, _ := r.locker.Holders(ask, r.resource, options...)
 		switch who := describe(holders, time.Now()); {
 		case ctx.Err() != nil: // it isn't waited for any more
 		case r.timeout == 0:

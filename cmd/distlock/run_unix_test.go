@@ -150,11 +150,11 @@ func TestNotAcquired(t *testing.T) {
 		}
 	}
 	// It says the time that was given, and not what the opening has left of it, if it
-	// has left something; also where the resource looks like that.
+	// has left something.
 	var errs string
 	if !slices.ContainsFunc([]string{"0.05s", "0.50s", "5.00s"}, func(given string) bool {
 		_, _, errs = outcome(t, sh(url, "echo ran", "--timeout", given))
-		return strings.Contains(errs, ": not acquired within "+given+": ")
+		return strings.Contains(errs, `distlock: "r" not acquired within `+given+`: held by another; to wait longer, set --timeout; `)
 	}) {
 		t.Errorf("stderr %q", errs)
 	}
@@ -616,5 +616,15 @@ func TestSuperviseLostWhileStopped(t *testing.T) {
 	}
 	if out := u.output.all(t); out != "" {
 		t.Errorf("the child was woken: %q", out)
+	}
+}
+
+// A reader is told who the writer is.
+func TestVerboseShared(t *testing.T) {
+	url := newURL(t)
+	hold(t, url)
+	_, _, errs := outcome(t, sh(url, "echo ran", "-n", "-v", "--shared"))
+	if want := fmt.Sprintf("pid %d (%s of the test), exclusive, since ", os.Getpid(), filepath.Base(os.Args[0])); !strings.Contains(errs, want) {
+		t.Errorf("stderr %q, want %q in it", errs, want)
 	}
 }

@@ -25,10 +25,6 @@ var (
 	ErrClosed = errors.New("queue closed")
 )
 
-// longestTry bounds the wait of somebody who doesn't want to wait, for a store
-// that hangs.
-const longestTry = 5 * time.Second
-
 // roomy is how many names a table may have had without its room being given
 // back.
 const roomy = 256
@@ -66,7 +62,7 @@ type entry struct {
 	upgrader  *Place              // the upgradeable holder
 	sharers   map[*Place]struct{} // the holders of shared locks, or of permits
 	unsettled *Place              // admitted, and not to be joined by others yet
-	contended bool                // and it is known that the store won't have it at once
+	contended bool                // and the store has said that the name is held
 	joint     any                 // what the last sharer settled with
 
 	upgrade    *waiter // the upgrader's wish, which goes before all waiters
@@ -162,8 +158,10 @@ type waiter struct {
 	place      *Place
 	gate       *Gate
 	next, prev *waiter
-	ready      chan struct{} // capacity 1, so that waking never blocks
-	try        bool          // it waits only for what may turn out not to be held
+	news       chan bool // whether the wait is over; if not, the name is held. Sending never blocks
+	try        bool      // it waits only until the name is known to be held
+	told       bool      // somebody wants to hear of that
+	contended  bool      // the name was seen to be held; never if try, as that is refused then
 	admitted   bool
 	err        error // why it was refused
 	baton      any
@@ -181,20 +179,24 @@ type Request struct {
 	Name  string
 	Mode  driver.Mode
 	Limit int           // permits that exist, in mode Permit
-	Wait  time.Duration // driver.Forever: no limit; 0: only until it is known whether the name is free
+	Wait  time.Duration // driver.Forever: no limit
+	Try   bool          // wait only until the name is known to be held
 	Gate  *Gate
-	// Waiting, if not nil, is called once when there is a place in the order.
+	// Waiting, if not nil, is called once when the name is known to be held and p
+	// waits for it.
 	Waiting func()
 	// Orphaned is called with a baton that was handed to a place whose Waiting
 	// panicked. The place is still there, and Orphaned sees to that it is left.
 	Orphaned func(baton any)
 }
 
-// Admission says how a place came to be admitted.
+// Admission says how a place came to be admitted, or wasn't.
 type Admission struct {
-	Waited bool // the name was not free at once
-	Baton  any  // what the place before handed over with Pass, or nil
-	Note   any  // what the place before left with Retire, or nil
+	// Contended says that the name was seen to be held: by others who are in and
+	// settled, or, as one said with Contend, elsewhere.
+	Contended bool
+	Baton     any // what the place before handed over with Pass, or nil
+	Note      any // what the place before left with Retire, or nil
 }
 
 // EnterFree is Enter for a name that is free: it reports false if it isn't, and p
@@ -242,14 +244,14 @@ func (q *Queue) Enter(ctx context.Context, p *Place, r Request) (Admission, erro
 		s.mu.Unlock()
 		return Admission{}, nil
 	}
-	w := &waiter{place: p, gate: r.Gate, ready: make(chan struct{}, 1), try: r.Wait <= 0, prev: e.tail}
-	if w.try {
-		if e.tail != nil && !e.tail.try || !e.soon(p) {
-			e.rest()
-			s.mu.Unlock()
-			return Admission{}, ErrTimeout
-		}
-		r.Wait = longestTry
+	contended := e.busy(p) || e.tail != nil && e.tail.contended
+	if contended && r.Try {
+		e.rest()
+		s.mu.Unlock()
+		return Admission{Contended: true}, ErrTimeout
+	}
+	w := &waiter{
+		place: p, gate: r.Gate, news: make(chan bool, 2), try: r.Try, told: r.Waiting != nil, prev: e.tail,
 	}
 	if e.tail == nil {
 		e.head = w
@@ -257,24 +259,25 @@ func (q *Queue) Enter(ctx context.Context, p *Place, r Request) (Admission, erro
 		e.tail.next = w
 	}
 	e.tail = w
+	if contended {
+		w.contend()
+	}
 	s.mu.Unlock()
 
-	if r.Waiting != nil && !w.try {
-		came := time.Now()
-		told := false
-		defer func() {
-			if !told { // it panicked
-				q.giveUp(w, r.Orphaned)
-			}
-		}()
-		r.Waiting()
-		told = true
-		if r.Wait != driver.Forever {
-			r.Wait -= time.Since(came)
+	err := w.wait(ctx, r.Wait, func() { q.tell(w, &r) })
+	return Admission{Contended: w.contended, Baton: w.baton, Note: w.note}, err
+}
+
+// tell calls the Waiting of a waiter.
+func (q *Queue) tell(w *waiter, r *Request) {
+	told := false
+	defer func() {
+		if !told { // it panicked
+			q.giveUp(w, r.Orphaned)
 		}
-	}
-	err := w.wait(ctx, r.Wait)
-	return Admission{Waited: !w.try, Baton: w.baton, Note: w.note}, err
+	}()
+	r.Waiting()
+	told = true
 }
 
 // giveUp takes back a waiter that nobody is behind any more.
@@ -293,8 +296,8 @@ func (q *Queue) giveUp(w *waiter, orphaned func(baton any)) {
 }
 
 // wait waits until the waiter is admitted or refused, and refuses it when d is
-// over or ctx ends.
-func (w *waiter) wait(ctx context.Context, d time.Duration) error {
+// over or ctx ends. It calls tell when the name is known to be held.
+func (w *waiter) wait(ctx context.Context, d time.Duration, tell func()) error {
 	s := w.place.entry.shard
 	if d != driver.Forever {
 		defer time.AfterFunc(d, func() { // cheaper than one more case below
@@ -303,14 +306,21 @@ func (w *waiter) wait(ctx context.Context, d time.Duration) error {
 			w.withdraw(ErrTimeout)
 		}).Stop()
 	}
-	select {
-	case <-w.ready:
-	case <-ctx.Done():
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		w.withdraw(ctx.Err())
+	ended := ctx.Done()
+	for {
+		select {
+		case over := <-w.news:
+			if over {
+				return w.err
+			}
+			tell()
+		case <-ended:
+			ended = nil // what is in the news is heard first
+			s.mu.Lock()
+			w.withdraw(ctx.Err())
+			s.mu.Unlock()
+		}
 	}
-	return w.err
 }
 
 // withdraw refuses the waiter, unless it was admitted or refused before.
@@ -352,8 +362,8 @@ func (q *Queue) Joint(p *Place) any {
 	return e.joint
 }
 
-// Contend notes that p, which isn't settled, has to wait for others than those
-// in the queue. Who wanted to be in only if nobody had to wait is refused.
+// Contend notes that the store has said to p, which isn't settled, that the name is
+// held. Those behind p are told, and refused if they only try.
 func (q *Queue) Contend(p *Place) {
 	e := p.entry
 	e.shard.mu.Lock()
@@ -394,6 +404,10 @@ func (q *Queue) Retire(p *Place, note any) {
 // Pass gives up the place in favour of the next waiter and hands it baton, if
 // there is a waiter of the same kind whose turn it is then, and may, which is asked
 // after that, allows it. It reports whether it did; if not, nothing has changed.
+//
+// May is called under the queue's own lock. It must not take one under which somebody
+// calls the queue: that of a holding, which is held while its place is asked for its
+// token or kind.
 func (q *Queue) Pass(p *Place, baton any, may func() bool) bool {
 	e := p.entry
 	e.shard.mu.Lock()
@@ -415,7 +429,9 @@ func (q *Queue) Pass(p *Place, baton any, may func() bool) bool {
 }
 
 // Upgrade turns an upgradeable place into an exclusive one when the readers
-// have left; new ones wait meanwhile. It reports whether it had to wait. Errors
+// have left; new ones wait meanwhile. A reader who isn't settled isn't waited for:
+// he may himself wait at the store, for somebody who waits for p. The store decides
+// between the two. Upgrade reports whether it had to wait. Errors
 // are those of Enter, after which the place is upgradeable still; a place that
 // was given up is ErrClosed.
 func (q *Queue) Upgrade(ctx context.Context, p *Place, wait time.Duration, g *Gate) (waited bool, err error) {
@@ -430,7 +446,7 @@ func (q *Queue) Upgrade(ctx context.Context, p *Place, wait time.Duration, g *Ga
 		s.mu.Unlock()
 		return false, nil
 	}
-	if len(e.sharers) == 0 {
+	if e.settledSharers() == 0 {
 		q.promote(p)
 		s.mu.Unlock()
 		return false, nil
@@ -443,11 +459,11 @@ func (q *Queue) Upgrade(ctx context.Context, p *Place, wait time.Duration, g *Ga
 		s.mu.Unlock()
 		return false, ErrClosed
 	}
-	w := &waiter{place: p, gate: g, ready: make(chan struct{}, 1)}
+	w := &waiter{place: p, gate: g, news: make(chan bool, 1)}
 	e.upgrade = w
 	s.mu.Unlock()
 
-	return true, w.wait(ctx, wait)
+	return true, w.wait(ctx, wait, nil)
 }
 
 // Downgrade undoes Upgrade.
@@ -554,25 +570,39 @@ func (e *entry) rest() {
 // admissible reports whether p may go in now.
 func (e *entry) admissible(p *Place) bool { return e.unsettled == nil && e.compatible(p) }
 
-// soon reports whether p may go in as soon as another is settled, who doesn't
-// have to wait as far as is known.
-func (e *entry) soon(p *Place) bool { return e.unsettled != nil && !e.contended && e.compatible(p) }
+// busy reports whether the name is known to be held by somebody whom p has to wait
+// for. One who isn't settled may be about to hold it, or to find the store out of
+// order.
+func (e *entry) busy(p *Place) bool {
+	return e.unsettled != nil && e.contended || !e.compatible(p)
+}
 
-// compatible reports whether p may be in beside those who are.
+// compatible reports whether p may be in beside those who are settled.
 func (e *entry) compatible(p *Place) bool {
-	if e.upgrade != nil || e.writer != nil {
+	if e.upgrade != nil || e.writer != nil && e.writer != e.unsettled {
 		return false
 	}
+	upgrader := e.upgrader != nil && e.upgrader != e.unsettled
 	switch p.mode {
 	case driver.Shared:
 		return true
 	case driver.Upgradeable:
-		return e.upgrader == nil
+		return !upgrader
 	case driver.Permit:
-		return len(e.sharers) < int(p.limit)
+		return e.settledSharers() < int(p.limit)
 	default:
-		return len(e.sharers) == 0 && e.upgrader == nil
+		return e.settledSharers() == 0 && !upgrader
 	}
+}
+
+// settledSharers returns how many sharers there are, without one who only asks to
+// be one.
+func (e *entry) settledSharers() int {
+	n := len(e.sharers)
+	if u := e.unsettled; u != nil && (u.mode == driver.Shared || u.mode == driver.Permit) {
+		n--
+	}
+	return n
 }
 
 func (q *Queue) admit(p *Place) {
@@ -639,9 +669,9 @@ func (e *entry) unlink(w *waiter) {
 	}
 }
 
-// advance admits whose turn has come.
+// advance admits whose turn has come, and tells the others if the name is held.
 func (q *Queue) advance(e *entry) {
-	if w := e.upgrade; w != nil && len(e.sharers) == 0 {
+	if w := e.upgrade; w != nil && e.settledSharers() == 0 {
 		e.upgrade = nil
 		q.promote(w.place)
 		w.wake()
@@ -653,22 +683,39 @@ func (q *Queue) advance(e *entry) {
 			q.admit(w.place)
 			w.wake()
 			continue
-		case w.try && !e.soon(w.place):
-			e.unlink(w)
-			w.refuse(ErrTimeout)
-			continue
+		case !w.contended && e.busy(w.place):
+			if w.try { // the next may have better luck
+				w.contend()
+				continue
+			}
+			for ; w != nil && !w.contended; w = w.next { // those behind it wait as long
+				w.contend()
+			}
 		}
 		break
 	}
 	e.rest()
 }
 
+// contend notes that the name is held, and that the waiter, which is in the order,
+// has to wait for it.
+func (w *waiter) contend() {
+	w.contended = true
+	switch {
+	case w.try:
+		w.place.entry.unlink(w)
+		w.refuse(ErrTimeout)
+	case w.told:
+		w.news <- false
+	}
+}
+
 func (w *waiter) refuse(err error) {
 	w.err = err
-	w.ready <- struct{}{}
+	w.news <- true
 }
 
 func (w *waiter) wake() {
 	w.admitted = true
-	w.ready <- struct{}{}
+	w.news <- true
 }

@@ -29,7 +29,7 @@ func request(mode driver.Mode, g *Gate) Request {
 func enter(t *testing.T, q *Queue, r Request) *Place {
 	t.Helper()
 	p := &Place{}
-	r.Wait = 0
+	r.Try = true
 	if _, err := q.Enter(t.Context(), p, r); err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +40,7 @@ func enter(t *testing.T, q *Queue, r Request) *Place {
 type entering struct {
 	place  Place
 	cancel context.CancelFunc
-	done   bool
+	done   atomic.Bool // before it is set, the rest isn't to be read
 	a      Admission
 	err    error
 }
@@ -50,7 +50,7 @@ func startEnter(t *testing.T, q *Queue, r Request) *entering {
 	e := &entering{cancel: cancel}
 	go func() {
 		e.a, e.err = q.Enter(ctx, &e.place, r)
-		e.done = true
+		e.done.Store(true)
 	}()
 	synctest.Wait()
 	return e
@@ -59,10 +59,10 @@ func startEnter(t *testing.T, q *Queue, r Request) *entering {
 func (e *entering) in(t *testing.T) bool {
 	t.Helper()
 	synctest.Wait()
-	if e.done && e.err != nil {
+	if e.done.Load() && e.err != nil {
 		t.Fatal(e.err)
 	}
-	return e.done
+	return e.done.Load()
 }
 
 func TestFirstComeFirstServedOverAllKinds(t *testing.T) {
@@ -103,7 +103,7 @@ func TestPermitsAreANameSpaceOfTheirOwn(t *testing.T) {
 	g := q.NewGate()
 	enter(t, q, request(driver.Exclusive, g))
 	enter(t, q, request(driver.Permit, g))
-	if _, err := q.Enter(t.Context(), &Place{}, Request{Name: "a", Mode: driver.Permit, Limit: 1, Gate: g}); !errors.Is(err, ErrTimeout) {
+	if _, err := q.Enter(t.Context(), &Place{}, Request{Name: "a", Mode: driver.Permit, Limit: 1, Try: true, Gate: g}); !errors.Is(err, ErrTimeout) {
 		t.Fatalf("a second of one permit: %v", err)
 	}
 }
@@ -163,7 +163,7 @@ func TestNamesAreForgotten(t *testing.T) {
 		r.Name = fmt.Sprint(i)
 		p := enter(t, q, r)
 		q.Settle(p, nil)
-		if _, err := q.Enter(t.Context(), &Place{}, Request{Name: r.Name, Mode: r.Mode, Limit: 1, Gate: g}); err == nil != (r.Mode == driver.Shared) {
+		if _, err := q.Enter(t.Context(), &Place{}, Request{Name: r.Name, Mode: r.Mode, Limit: 1, Try: true, Gate: g}); err == nil != (r.Mode == driver.Shared) {
 			t.Fatalf("a second %v: %v", r.Mode, err)
 		}
 		for _, p := range q.All() {
@@ -267,7 +267,7 @@ func TestPassLeavesAnUpgradeAlone(t *testing.T) {
 func TestLeaveTwiceIsOnce(t *testing.T) {
 	q := New(false)
 	g := q.NewGate()
-	r := Request{Name: "a", Mode: driver.Permit, Limit: 2, Gate: g}
+	r := Request{Name: "a", Mode: driver.Permit, Limit: 2, Try: true, Gate: g}
 	first := enter(t, q, r)
 	q.Leave(first)
 	q.Leave(first)
@@ -475,7 +475,7 @@ func TestRoomOfManyNamesIsGivenBack(t *testing.T) {
 // may be in, is just on the way.
 func TestTriesBesideAnUnsettledPlace(t *testing.T) {
 	try := func(mode driver.Mode, g *Gate) Request {
-		return Request{Name: "a", Mode: mode, Limit: 3, Gate: g}
+		return Request{Name: "a", Mode: mode, Limit: 3, Wait: driver.Forever, Try: true, Gate: g}
 	}
 	synctest.Test(t, func(t *testing.T) {
 		q := New(true)
@@ -485,13 +485,17 @@ func TestTriesBesideAnUnsettledPlace(t *testing.T) {
 		third := startEnter(t, q, try(driver.Permit, g))
 		fourth := startEnter(t, q, try(driver.Permit, g))
 		q.Settle(first, nil)
-		if !second.in(t) || second.a.Waited || third.in(t) {
+		if !second.in(t) || second.a.Contended || third.in(t) {
 			t.Fatal("one after the other")
 		}
 		q.Settle(&second.place, nil)
 		if !third.in(t) {
 			t.Fatal("the third is not in")
 		}
+		if fourth.done.Load() {
+			t.Fatalf("a fourth doesn't wait until it is known of the third: %v", fourth.err)
+		}
+		q.Settle(&third.place, nil)
 		synctest.Wait()
 		if !errors.Is(fourth.err, ErrTimeout) {
 			t.Fatalf("a fourth of three: %v", fourth.err)
@@ -505,13 +509,14 @@ func TestTriesBesideAnUnsettledPlace(t *testing.T) {
 		g := q.NewGate()
 		first := enter(t, q, try(driver.Shared, g))
 		second := startEnter(t, q, try(driver.Shared, g))
-		if _, err := q.Enter(t.Context(), &Place{}, try(driver.Exclusive, g)); !errors.Is(err, ErrTimeout) {
-			t.Fatalf("a writer beside a reader: %v", err)
+		writer := startEnter(t, q, try(driver.Exclusive, g))
+		if second.done.Load() || writer.done.Load() {
+			t.Fatal("refused before it is known that it is held")
 		}
 		q.Contend(first)
 		synctest.Wait()
-		if !errors.Is(second.err, ErrTimeout) {
-			t.Fatalf("behind one that waits: %v", second.err)
+		if !errors.Is(second.err, ErrTimeout) || !errors.Is(writer.err, ErrTimeout) {
+			t.Fatalf("behind one that waits: %v, %v", second.err, writer.err)
 		}
 		if _, err := q.Enter(t.Context(), &Place{}, try(driver.Shared, g)); !errors.Is(err, ErrTimeout) {
 			t.Fatalf("later: %v", err)
@@ -554,4 +559,126 @@ func TestPanicInWaitingLeavesNoPlace(t *testing.T) {
 			enter(t, q, request(driver.Exclusive, g))
 		})
 	}
+}
+
+func TestUpgradeWaitsForSettledReadersOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := New(true)
+		g := q.NewGate()
+		up := enter(t, q, request(driver.Upgradeable, g))
+		q.Settle(up, nil)
+		reader := enter(t, q, request(driver.Shared, g))
+		q.Settle(reader, nil)
+		asking := enter(t, q, request(driver.Shared, g))
+		if _, err := q.Upgrade(t.Context(), up, 0, g); !errors.Is(err, ErrTimeout) {
+			t.Fatalf("beside a reader: %v", err)
+		}
+		upgraded := make(chan error, 1)
+		go func() {
+			_, err := q.Upgrade(t.Context(), up, driver.Forever, g)
+			upgraded <- err
+		}()
+		synctest.Wait()
+		q.Leave(reader)
+		if err := <-upgraded; err != nil {
+			t.Fatal(err)
+		}
+		q.Downgrade(up)
+		if waited, err := q.Upgrade(t.Context(), up, 0, g); waited || err != nil {
+			t.Fatal(waited, err)
+		}
+		q.Leave(up)
+		q.Leave(asking)
+		enter(t, q, request(driver.Exclusive, g))
+	})
+}
+
+// Who waits is told that the name is held as soon as that is known, and not before.
+func TestContended(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		answer    func(q *Queue, first *Place)
+		contended bool // the waiters behind it
+		in        bool // the first of them
+	}{
+		{"it holds", func(q *Queue, p *Place) { q.Settle(p, nil) }, true, false},
+		{"another holds", func(q *Queue, p *Place) { q.Contend(p) }, true, false},
+		{"it fails", func(q *Queue, p *Place) { q.Leave(p) }, false, true},
+		{"there is no answer", func(*Queue, *Place) {}, false, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				q := New(true)
+				g := q.NewGate()
+				first := enter(t, q, request(driver.Exclusive, g))
+				var told atomic.Int32
+				r := request(driver.Exclusive, g)
+				r.Wait = time.Minute
+				r.Waiting = func() { told.Add(1) }
+				second := startEnter(t, q, r)
+				r.Try = true
+				try := startEnter(t, q, r)
+				if told.Load() > 0 || try.done.Load() {
+					t.Fatal("told before there is an answer")
+				}
+				c.answer(q, first)
+				synctest.Wait()
+				if (told.Load() == 1) != c.contended || second.done.Load() != c.in {
+					t.Fatalf("told %d times, in: %t", told.Load(), second.done.Load())
+				}
+				if try.done.Load() != c.contended {
+					t.Fatalf("the try has an answer: %t", try.done.Load())
+				}
+				time.Sleep(time.Hour)
+				synctest.Wait()
+				if !second.done.Load() || !try.done.Load() {
+					t.Fatal("they still wait")
+				}
+				if !c.in && (!errors.Is(second.err, ErrTimeout) || second.a.Contended != c.contended) {
+					t.Fatalf("the second: %v, %+v", second.err, second.a)
+				}
+				if !try.a.Contended && !errors.Is(try.err, ErrTimeout) || try.a.Contended != c.contended {
+					t.Fatalf("the try: %v, %+v", try.err, try.a)
+				}
+			})
+		})
+	}
+}
+
+// A try is refused for what it has to wait for itself, and not for what another
+// try is.
+func TestTryBehindATryThatIsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := New(true)
+		g := q.NewGate()
+		reader := enter(t, q, request(driver.Shared, g))
+		r := request(driver.Exclusive, g)
+		r.Try = true
+		writer := startEnter(t, q, r)
+		r.Mode = driver.Shared
+		next := startEnter(t, q, r)
+		q.Settle(reader, nil)
+		synctest.Wait()
+		if !errors.Is(writer.err, ErrTimeout) || !next.in(t) || next.a.Contended {
+			t.Fatalf("a writer beside a reader: %v; a reader: %v, %+v", writer.err, next.err, next.a)
+		}
+	})
+}
+
+func TestContendedBeforeTheEndOfTheContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := New(true)
+		g := q.NewGate()
+		first := enter(t, q, request(driver.Exclusive, g))
+		told := false
+		r := request(driver.Exclusive, g)
+		r.Waiting = func() { told = true }
+		second := startEnter(t, q, r)
+		q.Settle(first, nil)
+		second.cancel()
+		synctest.Wait()
+		if !errors.Is(second.err, context.Canceled) || !second.a.Contended || !told {
+			t.Fatalf("%v, %+v, told: %t", second.err, second.a, told)
+		}
+	})
 }

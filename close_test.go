@@ -1,0 +1,111 @@
+package distlock_test
+
+import (
+	"context"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/distlock-go/distlock"
+	"github.com/distlock-go/distlock/driver"
+)
+
+// slowToClose is a store that closes when it may.
+type slowToClose struct {
+	*store
+	may chan struct{}
+}
+
+func (s slowToClose) Close() error {
+	<-s.may
+	return s.store.Close()
+}
+
+func TestP25_CloseOfABackendThatHangsIsBounded(t *testing.T) {
+	for _, c := range []struct{ timeout, want time.Duration }{
+		{5 * time.Second, 5 * time.Second},
+		{time.Millisecond, time.Second}, // so long it gets in any case
+	} {
+		bubble(t, func(t *testing.T) {
+			s := slowToClose{newStore(), make(chan struct{})}
+			l := distlock.New(s, &distlock.Options{ReleaseTimeout: c.timeout})
+			start := time.Now()
+			err := l.Close()
+			wantErr(t, err, nil)
+			if took := time.Since(start); took != c.want {
+				t.Errorf("Close took %v, want %v", took, c.want)
+			}
+			if !strings.Contains(err.Error(), "close (scripted): the store did not answer in time") {
+				t.Error(err)
+			}
+			close(s.may)
+			synctest.Wait()
+			if s.closed != 1 {
+				t.Errorf("closed %d times", s.closed)
+			}
+		})
+	}
+}
+
+// Close waits while the Trace is being told something, and nothing is told after it.
+func TestP25_NothingIsToldAfterClose(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		do     func(t *testing.T, s *store, l *distlock.Locker)
+		unsaid bool
+	}{
+		{"lost", func(t *testing.T, s *store, l *distlock.Locker) {
+			lease := newLease(ttl)
+			s.session = func() driver.Session { return lease }
+			mustAcquire(t, l, "a")
+			close(lease.lost)
+		}, false},
+		{"renewal failed", func(t *testing.T, s *store, l *distlock.Locker) {
+			lease := newLease(ttl)
+			lease.renew = func(context.Context) error { return &storeError{1} }
+			s.session = func() driver.Session { return lease }
+			mustAcquire(t, l, "a")
+			time.Sleep(ttl / 3)
+		}, false},
+		{"clean-up that Close ends", func(t *testing.T, s *store, l *distlock.Locker) {
+			s.release = func(context.Context, *hold) error { return &storeError{1} }
+			if err := mustAcquire(t, l, "a").Release(); err == nil {
+				t.Error("released")
+			}
+		}, false},
+		{"clean-up that hangs", func(t *testing.T, s *store, l *distlock.Locker) {
+			s.release = func(context.Context, *hold) error { time.Sleep(time.Minute); return &storeError{1} }
+			if err := mustAcquire(t, l, "a").Release(); err == nil {
+				t.Error("released")
+			}
+		}, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				var closed atomic.Bool
+				var told, late atomic.Int32
+				tell := func(distlock.Event) {
+					time.Sleep(400 * time.Millisecond) // so slow is the application
+					told.Add(1)
+					if closed.Load() {
+						late.Add(1)
+					}
+				}
+				s := newStore()
+				l := distlock.New(s, &distlock.Options{Trace: &distlock.Trace{
+					Lost: tell, RenewalFailed: tell, CleanupFailed: tell,
+				}})
+				c.do(t, s, l)
+				synctest.Wait()
+				_ = l.Close()
+				closed.Store(true)
+				time.Sleep(time.Hour)
+				if late.Load() > 0 || (told.Load() == 0) != c.unsaid {
+					t.Errorf("told %d times, %d of them after Close", told.Load(), late.Load())
+				}
+			})
+		})
+	}
+}

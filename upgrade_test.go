@@ -1,0 +1,91 @@
+package distlock_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/distlock-go/distlock"
+	"github.com/distlock-go/distlock/driver"
+)
+
+// A reader here waits at the store behind a writer of another process, who waits
+// for the upgradeable lock. If its upgrade waited for that reader, none of the three
+// would ever go on.
+func TestUpgradeDoesNotWaitForAReaderAtTheStore(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newStore()
+		writerIsThrough := make(chan struct{})
+		s.answer = func(ctx context.Context, r driver.Request) (driver.Grant, bool, error) {
+			if r.Mode != driver.Shared {
+				return driver.Grant{}, false, nil
+			}
+			if r.Wait == 0 {
+				return driver.Grant{}, true, driver.ErrHeld
+			}
+			select {
+			case <-writerIsThrough:
+				return driver.Grant{}, false, nil
+			case <-ctx.Done():
+				return driver.Grant{}, true, ctx.Err()
+			}
+		}
+		l := newLocker(t, s, nil)
+		lock := mustAcquire(t, l, "a", distlock.Upgradeable())
+		reader := make(chan *distlock.Lock)
+		go func() { reader <- mustAcquire(t, l, "a", distlock.Shared()) }()
+		synctest.Wait()
+		within(t, 0, "Upgrade", func() {
+			if err := lock.Upgrade(t.Context(), distlock.Timeout(time.Minute)); err != nil {
+				t.Error(err)
+			}
+		})
+		mustRelease(t, lock)
+		close(writerIsThrough)
+		mustRelease(t, <-reader)
+	})
+}
+
+// Who of the two comes first is the store's choice, and the other waits there.
+func TestUpgradeWaitsAtTheStoreForAReaderWhoGotThereFirst(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newStore()
+		s.info.PollMin = 10 * time.Millisecond
+		granted := make(chan struct{})
+		s.answer = func(_ context.Context, r driver.Request) (driver.Grant, bool, error) {
+			if r.Mode == driver.Shared {
+				<-granted
+			}
+			return driver.Grant{}, false, nil
+		}
+		l := newLocker(t, s, nil)
+		lock := mustAcquire(t, l, "a", distlock.Upgradeable())
+		reader := make(chan *distlock.Lock)
+		go func() { reader <- mustAcquire(t, l, "a", distlock.Shared()) }()
+		synctest.Wait()
+		s.upgrade = func(context.Context, time.Duration) error {
+			select {
+			case <-granted:
+			default:
+				close(granted)
+				synctest.Wait()
+			}
+			return nil
+		}
+		upgraded := make(chan error)
+		go func() { upgraded <- lock.Upgrade(t.Context()) }()
+		got := <-reader
+		time.Sleep(time.Second)
+		select {
+		case err := <-upgraded:
+			t.Fatalf("upgraded beside a reader: %v", err)
+		default:
+		}
+		mustRelease(t, got)
+		if err := <-upgraded; err != nil {
+			t.Fatal(err)
+		}
+		mustRelease(t, lock)
+	})
+}
