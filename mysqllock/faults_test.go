@@ -617,7 +617,7 @@ func TestNothingLeaks(t *testing.T) {
 		s.alone.Lock()
 		defer s.alone.Unlock()
 		s.quiet(t)
-		holder, _ := s.locker(t, s.addr, &Options{Heartbeat: time.Hour}) // which is a statement more
+		holder, _ := s.locker(t, s.addr, &Options{Heartbeat: 10 * time.Minute}) // which is a statement more
 		held := mustAcquire(t, holder, t.Name())
 		connections, statements := s.connections(t), s.statements(t)
 		db := s.pool(t, s.addr)
