@@ -3,8 +3,6 @@ package mssqllock
 import (
 	"context"
 	"errors"
-	"fmt"
-	"math/rand/v2"
 	"strconv"
 	"time"
 
@@ -86,8 +84,6 @@ func (b *Backend) oneUse(ctx context.Context, key string) (*dbsession.Claim, err
 	return b.pool.Claim(ctx, unique, 0)
 }
 
-var errEnded = fmt.Errorf("%w: the session ended at the same moment", driver.ErrLost)
-
 // take takes the key, and waits for it at the server if the request says so. The
 // claim is freed if that is in vain.
 func (a *attempt) take(ctx context.Context, verb dbsession.Verb, key string, claim *dbsession.Claim) (*hold, error) {
@@ -118,7 +114,7 @@ func (a *attempt) take(ctx context.Context, verb dbsession.Verb, key string, cla
 		if waited {
 			return nil, driver.ErrHeld // it is to be asked again
 		}
-		return nil, errEnded
+		return nil, dbsession.ErrEnded
 	}
 	h := &hold{b: a.b, session: s, claim: claim, key: key, release: doRelease}
 	if verb == doShare {
@@ -246,31 +242,12 @@ func (a *attempt) permit(ctx context.Context) (*hold, error) {
 		return nil, err
 	}
 	var h *hold
-	proven := time.Now()
-	err = dbsession.Poll(ctx, a.left, func() (bool, error) {
-		// What is asked here may all go over other sessions, and no grant renews this
-		// one.
-		if time.Since(proven) >= a.b.opt.Heartbeat {
-			proven = time.Now()
-			if err := first.session.Renew(ctx); err != nil && !first.session.Dead() {
-				return false, err
-			}
-		}
-		if first.session.Dead() {
-			return false, driver.ErrHeld
-		}
-		var err error
+	err = a.b.pool.PollAtGate(ctx, first.session, a.left, func() error {
 		h, err = a.anyPermit(ctx, false)
-		if errors.Is(err, driver.ErrHeld) {
-			return false, nil
-		}
-		return err == nil, err
+		return err
 	})
 	return h, first.abandon(err)
 }
-
-// tryAtOnce bounds how many permits one statement tries.
-const tryAtOnce = 32
 
 // anyPermit takes a permit that is free, unless somebody waits for one and that
 // is to be respected.
@@ -279,54 +256,10 @@ func (a *attempt) anyPermit(ctx context.Context, respect bool) (*hold, error) {
 	if respect {
 		gate = a.names.gate()
 	}
-	permit := a.names.permits()
-	start := rand.IntN(a.r.Limit)
-	var claims []*dbsession.Claim
-	var names []string
-	for i := range a.r.Limit {
-		name := permit((start + i) % a.r.Limit)
-		claim, err := a.b.pool.Claim(ctx, name, 0)
-		if err != nil {
-			freeAllBut(claims, -1)
-			return nil, err
-		}
-		if claim != nil {
-			claims = append(claims, claim)
-			names = append(names, name)
-		}
-		if len(claims) == 0 || len(claims) < tryAtOnce && i+1 < a.r.Limit {
-			continue
-		}
-		tried := claims
-		st := &dbsession.Step{Verb: doGetAny, Key: gate, Checks: names}
-		st.Cleanup = func() { freeAllBut(tried, -1) }
-		a.sent = time.Now()
-		s, err := a.b.pool.Do(ctx, st)
-		if err != nil {
-			return nil, err
-		}
-		taken := -1
-		if st.Result > 0 {
-			taken = min(int(st.Result), len(claims)) - 1
-		}
-		freeAllBut(claims, taken)
-		switch {
-		case taken >= 0 && !claims[taken].Bind(s):
-			return nil, errEnded
-		case taken >= 0:
-			return &hold{b: a.b, session: s, claim: claims[taken], key: names[taken], release: doRelease}, nil
-		case st.Result < 0:
-			return nil, driver.ErrHeld
-		}
-		claims, names = nil, nil
+	claim, s, sent, err := a.b.pool.TakeAny(ctx, doGetAny, gate, a.r.Limit, a.names.permits())
+	a.sent = sent
+	if err != nil {
+		return nil, err
 	}
-	return nil, driver.ErrHeld
-}
-
-func freeAllBut(claims []*dbsession.Claim, but int) {
-	for i, c := range claims {
-		if i != but {
-			c.Free()
-		}
-	}
+	return &hold{b: a.b, session: s, claim: claim, key: claim.Key(), release: doRelease}, nil
 }

@@ -243,7 +243,7 @@ func (b *Backend) dropped(s *dbsession.Session) {
 	for _, h := range lost {
 		h.mu.Lock()
 		if !h.done {
-			h.done, h.result = true, errEnded
+			h.done, h.result = true, dbsession.ErrEnded
 		}
 		h.mu.Unlock()
 	}

@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	sqldriver "database/sql/driver"
 	"errors"
-	"fmt"
 	"sync"
 	"time"
 
@@ -35,13 +34,13 @@ import (
 // For that reason nothing is sent as long as a lock is held, so that the loss of the connection shows when it is
 // used next, or within five seconds after the caller's own statement has met it.
 func OnConn(conn *sql.Conn) *ConnBackend {
-	return &ConnBackend{conn: &connSession{conn: conn, lost: make(chan struct{})}, mine: make(map[string]bool), dialect: newDialect()}
+	return &ConnBackend{session: dbsession.NewCaller(conn, sqldriver.ErrBadConn, ended), mine: make(map[string]bool), dialect: newDialect()}
 }
 
 // ConnBackend locks on one connection of the caller's. Its methods are safe for
 // concurrent use.
 type ConnBackend struct {
-	conn    *connSession
+	session *dbsession.Caller
 	dialect *dialect
 
 	mu     sync.Mutex
@@ -95,7 +94,7 @@ func (b *ConnBackend) Acquire(ctx context.Context, r driver.Request) (driver.Gra
 		if err != nil {
 			return driver.Grant{}, err
 		}
-		return driver.Grant{Hold: g, Session: b.conn, Sent: sent}, nil
+		return driver.Grant{Hold: g, Session: b.session, Sent: sent}, nil
 	case <-ctx.Done():
 		// The statement goes on; what comes of it is given back.
 		go func() {
@@ -120,7 +119,7 @@ func (b *ConnBackend) take(name, want string) error {
 		return errConnClosed
 	}
 	var st dbsession.Step
-	err := b.conn.use(func(c *dbsession.Conn) error {
+	err := b.session.Use(func(c *dbsession.Conn) error {
 		if !b.judged {
 			row, err := c.Text(about)
 			if err != nil {
@@ -164,7 +163,7 @@ func (r refusedError) Unwrap() error { return r.error }
 // do runs a step on the connection; b.mu is held.
 func (b *ConnBackend) do(verb dbsession.Verb, name string) (int64, error) {
 	st := &dbsession.Step{Verb: verb, Key: name}
-	err := b.conn.use(func(c *dbsession.Conn) error {
+	err := b.session.Use(func(c *dbsession.Conn) error {
 		return b.dialect.Run(context.Background(), c, []*dbsession.Step{st})
 	})
 	if err == nil {
@@ -226,55 +225,10 @@ func (h *connHold) Upgrade(context.Context, time.Duration) (uint64, error) {
 	return 0, explain(err)
 }
 
-// connSession is the caller's connection.
-type connSession struct {
-	conn *sql.Conn
-	once sync.Once
-	lost chan struct{}
+// ended reports whether the error means the end of the connection.
+func ended(err error) bool {
+	return !errors.As(err, &refusedError{}) && !(&dialect{}).Answered(err)
 }
-
-// use runs f, which sends statements and reads all of the answers, between two
-// statements of the caller's. Another goroutine's would break the connection.
-func (s *connSession) use(f func(c *dbsession.Conn) error) error {
-	err := s.conn.Raw(func(dc any) error {
-		if v, ok := dc.(sqldriver.Validator); ok && !v.IsValid() {
-			return sqldriver.ErrBadConn
-		}
-		c, err := dbsession.Wrap(dc)
-		if err != nil {
-			return err
-		}
-		return f(c)
-	})
-	if err == nil || errors.As(err, &refusedError{}) || (&dialect{}).Answered(err) {
-		return err
-	}
-	s.once.Do(func() { close(s.lost) })
-	return fmt.Errorf("%w: %w", driver.ErrLost, err)
-}
-
-// Lease implements [driver.Session].
-func (s *connSession) Lease() driver.Lease { return driver.Lease{Every: 5 * time.Second} }
-
-// Renew implements [driver.Session]. It sends nothing, which could meet open rows
-// of the caller's, and looks whether the driver has met an error.
-func (s *connSession) Renew(ctx context.Context) error {
-	answered := make(chan error, 1)
-	go func() { answered <- s.use(func(*dbsession.Conn) error { return nil }) }()
-	select {
-	case err := <-answered:
-		return err
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
-// Lost implements [driver.Session].
-func (s *connSession) Lost() <-chan struct{} { return s.lost }
-
-// Abandon implements [driver.Session]. The connection is the caller's: its locks
-// end when he closes it, or the server does.
-func (s *connSession) Abandon() {}
 
 var (
 	_ driver.Backend  = (*ConnBackend)(nil)

@@ -3,7 +3,6 @@ package mysqllock
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"time"
 
@@ -134,8 +133,6 @@ func (a *attempt) exclusiveAtOnce(ctx context.Context, claim *dbsession.Claim) (
 	return &hold{b: a.b, session: s, claim: claim, key: a.names.lock}, nil
 }
 
-var errEnded = fmt.Errorf("%w: the session ended at the same moment", driver.ErrLost)
-
 // wait waits at the server until the claimed key is this process's, and returns
 // the result of the verb, which takes it. If that is in vain, the claim is freed.
 func (a *attempt) wait(ctx context.Context, claim *dbsession.Claim, verb dbsession.Verb) (*dbsession.Session, int64, error) {
@@ -222,7 +219,7 @@ func (s *share) leave(ctx context.Context, h *hold) error {
 	on := h.session
 	if on.Dead() {
 		s.unuse()
-		return errEnded
+		return dbsession.ErrEnded
 	}
 	if err := s.enter(ctx); err != nil {
 		return err
@@ -384,7 +381,7 @@ func (a *attempt) enterShare(ctx context.Context, s *share, locked bool) (*hold,
 		if st.Result == 1 {
 			if !claim.Bind(on) {
 				a.b.notReading(on)
-				return nil, errEnded
+				return nil, dbsession.ErrEnded
 			}
 			s.session, s.claim, s.slot, s.holds = on, claim, slot, 1
 			s.term++
@@ -435,7 +432,7 @@ func (b *Backend) reading(ctx context.Context) (*dbsession.Session, error) {
 		claim.Free()
 		return nil, driver.ErrHeld
 	case !claim.Bind(s):
-		return nil, errEnded
+		return nil, dbsession.ErrEnded
 	}
 	b.reader.session, b.reader.claim, b.reader.name, b.reader.users = s, claim, names[st.Result-1], 1
 	return s, nil
@@ -477,32 +474,12 @@ func (a *attempt) permit(ctx context.Context) (*hold, error) {
 		return nil, err
 	}
 	var h *hold
-	pinged := time.Now()
-	err = dbsession.Poll(ctx, a.left, func() (bool, error) {
-		var err error
-		if time.Since(pinged) >= a.b.opt.Heartbeat {
-			// Nobody else asks anything of a session that has the gate only, and the
-			// server would end it.
-			pinged = time.Now()
-			err = a.b.pool.DoOn(ctx, s, &dbsession.Step{Verb: dbsession.Ping})
-		}
-		switch {
-		case s.Dead():
-			return false, driver.ErrHeld
-		case err != nil:
-			return false, err
-		}
+	err = a.b.pool.PollAtGate(ctx, s, a.left, func() error {
 		h, err = a.anyPermit(ctx, false)
-		if errors.Is(err, driver.ErrHeld) {
-			return false, nil
-		}
-		return err == nil, err
+		return err
 	})
 	return h, a.abandon(err, s, claim, gate)
 }
-
-// tryAtOnce bounds how many permits one statement tries.
-const tryAtOnce = 32
 
 // anyPermit takes a permit that is free, unless somebody waits for one and that
 // is to be respected.
@@ -511,51 +488,10 @@ func (a *attempt) anyPermit(ctx context.Context, respect bool) (*hold, error) {
 	if respect {
 		gate = a.names.gate()
 	}
-	start, permit := rand.IntN(a.r.Limit), a.names.permits()
-	var claims []*dbsession.Claim
-	var names []string
-	for i := range a.r.Limit {
-		name := permit((start + i) % a.r.Limit)
-		claim, err := a.b.pool.Claim(ctx, name, 0)
-		if err != nil {
-			return nil, err
-		}
-		if claim != nil {
-			claims = append(claims, claim)
-			names = append(names, name)
-		}
-		if len(claims) == 0 || len(claims) < tryAtOnce && i+1 < a.r.Limit {
-			continue
-		}
-		tried := claims
-		st := dbsession.Step{Verb: doGetAny, Key: gate, Checks: names}
-		st.Cleanup = func() { freeAllBut(tried, -1) }
-		s, err := a.do(ctx, &st)
-		if err != nil {
-			return nil, err
-		}
-		taken := -1
-		if st.Result > 0 {
-			taken = min(int(st.Result), len(claims)) - 1
-		}
-		freeAllBut(claims, taken)
-		switch {
-		case taken >= 0 && !claims[taken].Bind(s):
-			return nil, errEnded
-		case taken >= 0:
-			return &hold{b: a.b, session: s, claim: claims[taken], key: names[taken]}, nil
-		case st.Result < 0:
-			return nil, driver.ErrHeld
-		}
-		claims, names = nil, nil
+	claim, s, sent, err := a.b.pool.TakeAny(ctx, doGetAny, gate, a.r.Limit, a.names.permits())
+	a.sent = sent
+	if err != nil {
+		return nil, err
 	}
-	return nil, driver.ErrHeld
-}
-
-func freeAllBut(claims []*dbsession.Claim, but int) {
-	for i, c := range claims {
-		if i != but {
-			c.Free()
-		}
-	}
+	return &hold{b: a.b, session: s, claim: claim, key: claim.Key()}, nil
 }

@@ -281,7 +281,7 @@ func (b *Backend) dropped(s *dbsession.Session) {
 	for _, h := range lost {
 		h.mu.Lock()
 		if !h.done {
-			h.done, h.result = true, errEnded
+			h.done, h.result = true, dbsession.ErrEnded
 			if h.share != nil {
 				h.share.unuse()
 			}
