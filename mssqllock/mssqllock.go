@@ -24,8 +24,8 @@ type Options struct {
 	MaxSessions int
 
 	// MaxWaiting is how many of them may wait for a lock at the server. Default
-	// half of MaxSessions. Waiters beyond that ask again and again, in common
-	// statements.
+	// half of MaxSessions; negative is none. Waiters beyond that ask again and again,
+	// in common statements.
 	MaxWaiting int
 
 	// Heartbeat is the pause between two proofs that a connection lives. A dead
@@ -50,30 +50,10 @@ func (o *Options) withDefaults() (Options, error) {
 	if o != nil {
 		full = *o
 	}
-	if full.MaxSessions == 0 {
-		full.MaxSessions = 8
-	}
-	if full.MaxWaiting == 0 {
-		full.MaxWaiting = full.MaxSessions / 2
-	}
-	if full.Heartbeat == 0 {
-		full.Heartbeat = 5 * time.Second
-	}
-	if full.IdleTimeout == 0 {
-		full.IdleTimeout = 2 * full.Heartbeat
-	}
-	switch {
-	case full.MaxSessions < 0:
-		return full, fmt.Errorf("negative Options.MaxSessions: %d", full.MaxSessions)
-	case full.Heartbeat < 100*time.Millisecond || full.Heartbeat > 10*time.Minute:
-		return full, fmt.Errorf("Options.Heartbeat of %v: between 100ms and 10m", full.Heartbeat)
-	case full.IdleTimeout < 0:
-		return full, fmt.Errorf("negative Options.IdleTimeout: %v", full.IdleTimeout)
-	case full.CreateSequence && full.Sequence == "":
+	if full.CreateSequence && full.Sequence == "" {
 		return full, errors.New("Options.CreateSequence without a Sequence")
 	}
-	full.MaxWaiting = max(full.MaxWaiting, 0)
-	return full, nil
+	return full, dbsession.Complete(&full.MaxSessions, &full.MaxWaiting, &full.Heartbeat, &full.IdleTimeout)
 }
 
 // Backend locks in a database of a SQL Server. Its methods are safe for

@@ -8,7 +8,6 @@ import (
 	"net/url"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -149,12 +148,12 @@ var parameterName = regexp.MustCompile(`^[a-zA-Z_ -]{1,32}$`)
 // ownParameters are those of this package.
 var ownParameters = map[string]func(*Options, string) error{
 	"prefix":          func(o *Options, v string) error { o.Prefix = v; return nil },
-	"max_sessions":    func(o *Options, v string) error { return parseNumber(v, 1, &o.MaxSessions) },
-	"max_waiting":     func(o *Options, v string) error { return parseNumber(v, 1, &o.MaxWaiting) },
-	"heartbeat":       func(o *Options, v string) error { return parseDuration(v, &o.Heartbeat) },
-	"idle_timeout":    func(o *Options, v string) error { return parseDuration(v, &o.IdleTimeout) },
+	"max_sessions":    func(o *Options, v string) error { return dbsession.ParseNumber(v, 1, &o.MaxSessions) },
+	"max_waiting":     func(o *Options, v string) error { return dbsession.ParseNumber(v, 1, &o.MaxWaiting) },
+	"heartbeat":       func(o *Options, v string) error { return dbsession.ParseDuration(v, &o.Heartbeat) },
+	"idle_timeout":    func(o *Options, v string) error { return dbsession.ParseDuration(v, &o.IdleTimeout) },
 	"sequence":        func(o *Options, v string) error { o.Sequence = v; return nil },
-	"create_sequence": func(o *Options, v string) (err error) { o.CreateSequence, err = parseBool(v); return err },
+	"create_sequence": func(o *Options, v string) error { return dbsession.ParseBool(v, &o.CreateSequence) },
 }
 
 // driverParameters are those of go-mssqldb, which ignores what it doesn't know.
@@ -172,32 +171,6 @@ var driverParameters = []string{
 var fedauthParameters = []string{
 	"fedauth", "applicationclientid", "resource id", "clientcertpath", "serviceconnectionid", "systemtoken", "clientassertion",
 	"userassertion", "additionallyallowedtenants", "disableinstancediscovery", "tokenfilepath", "sendcertificatechain",
-}
-
-func parseDuration(v string, to *time.Duration) error {
-	d, err := time.ParseDuration(v)
-	if err != nil || d <= 0 {
-		return fmt.Errorf("must be a positive duration, like 5s or 500ms")
-	}
-	*to = d
-	return nil
-}
-
-func parseNumber(v string, least int, to *int) error {
-	n, err := strconv.Atoi(v)
-	if err != nil || n < least {
-		return fmt.Errorf("must be a number, at least %d", least)
-	}
-	*to = n
-	return nil
-}
-
-func parseBool(v string) (bool, error) {
-	b, err := strconv.ParseBool(v)
-	if err != nil {
-		return false, fmt.Errorf("must be true or false")
-	}
-	return b, nil
 }
 
 // parseURL returns what the URL says. Its errors hold no value that could be a

@@ -64,36 +64,17 @@ func (o *Options) withDefaults() (Options, error) {
 	if o != nil {
 		full = *o
 	}
-	if full.MaxSessions == 0 {
-		full.MaxSessions = 8
-	}
-	if full.MaxWaiting == 0 {
-		full.MaxWaiting = full.MaxSessions / 2
-	}
 	if full.Readers == 0 {
 		full.Readers = 16
 	}
 	full.Readers = max(full.Readers, 0)
-	if full.Heartbeat == 0 {
-		full.Heartbeat = 5 * time.Second
-	}
-	if full.IdleTimeout == 0 {
-		full.IdleTimeout = 2 * full.Heartbeat
-	}
 	switch {
-	case full.MaxSessions < 0:
-		return full, fmt.Errorf("negative Options.MaxSessions: %d", full.MaxSessions)
 	case full.Readers > maxReaders:
 		return full, fmt.Errorf("Options.Readers of %d: at most %d", full.Readers, maxReaders)
-	case full.Heartbeat < 100*time.Millisecond || full.Heartbeat > 10*time.Minute:
-		return full, fmt.Errorf("Options.Heartbeat of %v: between 100ms and 10m", full.Heartbeat)
-	case full.IdleTimeout < 0:
-		return full, fmt.Errorf("negative Options.IdleTimeout: %v", full.IdleTimeout)
 	case full.CreateFenceTable && full.FenceTable == "":
 		return full, errors.New("Options.CreateFenceTable without a FenceTable")
 	}
-	full.MaxWaiting = max(full.MaxWaiting, 0)
-	return full, nil
+	return full, dbsession.Complete(&full.MaxSessions, &full.MaxWaiting, &full.Heartbeat, &full.IdleTimeout)
 }
 
 // Backend locks on a MySQL or MariaDB server. Its methods are safe for

@@ -12,7 +12,6 @@ import (
 	"os"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -108,7 +107,7 @@ var parameterName = regexp.MustCompile(`^[a-zA-Z_]{1,32}$`)
 var parameters = map[string]func(*urlOptions, string) error{
 	"socket": func(o *urlOptions, v string) error { o.socket = v; return nil },
 	"timeout": func(o *urlOptions, v string) error {
-		err := parseDuration(v, &o.timeout)
+		err := dbsession.ParseDuration(v, &o.timeout)
 		if err == nil && o.timeout > dbsession.ConnectTimeout {
 			err = fmt.Errorf("must be %v at most", dbsession.ConnectTimeout)
 		}
@@ -121,50 +120,24 @@ var parameters = map[string]func(*urlOptions, string) error{
 		}
 		return nil
 	},
-	"tls_ca":          func(o *urlOptions, v string) error { o.tlsCA = v; return nil },
-	"tls_cert":        func(o *urlOptions, v string) error { o.tlsCert = v; return nil },
-	"tls_key":         func(o *urlOptions, v string) error { o.tlsKey = v; return nil },
-	"tls_server_name": func(o *urlOptions, v string) error { o.tlsServerName = v; return nil },
-	"prefix":          func(o *urlOptions, v string) error { o.Prefix = v; return nil },
-	"max_sessions":    func(o *urlOptions, v string) error { return parseNumber(v, 1, &o.MaxSessions) },
-	"max_waiting":     func(o *urlOptions, v string) error { return parseNumber(v, 1, &o.MaxWaiting) },
-	"readers":         func(o *urlOptions, v string) error { return parseNumber(v, -1, &o.Readers) },
-	"heartbeat":       func(o *urlOptions, v string) error { return parseDuration(v, &o.Heartbeat) },
-	"idle_timeout":    func(o *urlOptions, v string) error { return parseDuration(v, &o.IdleTimeout) },
-	"fence_table":     func(o *urlOptions, v string) error { o.FenceTable = v; return nil },
-	"create_fence_table": func(o *urlOptions, v string) (err error) {
-		if o.CreateFenceTable, err = strconv.ParseBool(v); err != nil {
-			return fmt.Errorf("must be true or false")
-		}
-		return nil
-	},
+	"tls_ca":             func(o *urlOptions, v string) error { o.tlsCA = v; return nil },
+	"tls_cert":           func(o *urlOptions, v string) error { o.tlsCert = v; return nil },
+	"tls_key":            func(o *urlOptions, v string) error { o.tlsKey = v; return nil },
+	"tls_server_name":    func(o *urlOptions, v string) error { o.tlsServerName = v; return nil },
+	"prefix":             func(o *urlOptions, v string) error { o.Prefix = v; return nil },
+	"max_sessions":       func(o *urlOptions, v string) error { return dbsession.ParseNumber(v, 1, &o.MaxSessions) },
+	"max_waiting":        func(o *urlOptions, v string) error { return dbsession.ParseNumber(v, 1, &o.MaxWaiting) },
+	"readers":            func(o *urlOptions, v string) error { return dbsession.ParseNumber(v, -1, &o.Readers) },
+	"heartbeat":          func(o *urlOptions, v string) error { return dbsession.ParseDuration(v, &o.Heartbeat) },
+	"idle_timeout":       func(o *urlOptions, v string) error { return dbsession.ParseDuration(v, &o.IdleTimeout) },
+	"fence_table":        func(o *urlOptions, v string) error { o.FenceTable = v; return nil },
+	"create_fence_table": func(o *urlOptions, v string) error { return dbsession.ParseBool(v, &o.CreateFenceTable) },
 }
 
 type urlOptions struct {
 	Options
 	socket, tls, tlsCA, tlsCert, tlsKey, tlsServerName string
 	timeout                                            time.Duration
-}
-
-func parseDuration(v string, to *time.Duration) error {
-	d, err := time.ParseDuration(v)
-	if err != nil || d <= 0 {
-		return fmt.Errorf("must be a positive duration, like 5s or 500ms")
-	}
-	*to = d
-	return nil
-}
-
-func parseNumber(v string, least int, to *int) error {
-	n, err := strconv.Atoi(v)
-	if err != nil || n < least || n == 0 {
-		if least < 0 {
-			return fmt.Errorf("must be a number, at least %d, and not 0", least)
-		}
-		return fmt.Errorf("must be a number, at least %d", least)
-	}
-	*to = n
-	return nil
 }
 
 // parseURL returns what the URL says. Its errors hold no value that could be a

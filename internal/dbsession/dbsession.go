@@ -170,31 +170,6 @@ type Identity struct {
 	Mark string
 }
 
-// Options tune a [Pool].
-type Options struct {
-	// MaxSessions is how many connections may be in use at once.
-	MaxSessions int
-
-	// MaxWaiting is how many of them may wait for a lock; what waits beyond that
-	// asks again and again, all together.
-	MaxWaiting int
-
-	// Heartbeat is the pause between two proofs that a session lives, and how
-	// long a statement may take that doesn't wait.
-	Heartbeat time.Duration
-
-	// IdleTimeout is how long a session without locks is kept.
-	IdleTimeout time.Duration
-
-	// Connect opens a connection, and returns a function that cuts it off under
-	// a statement that hangs, if there is one. Nil takes connections from DB.
-	Connect func(ctx context.Context) (*sql.Conn, func(), error)
-
-	// Dropped, if not nil, is called in a goroutine of its own when a session has
-	// ended, with all that hung on it.
-	Dropped func(*Session)
-}
-
 // Pool holds the sessions of one backend. Its methods are safe for concurrent
 // use.
 type Pool struct {
