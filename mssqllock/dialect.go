@@ -240,7 +240,9 @@ func (d *dialect) Run(ctx context.Context, c *dbsession.Conn, steps []*dbsession
 		}
 	}
 	if len(steps) == 1 && c.State == nil && (steps[0].Verb == doGet || steps[0].Verb == doRelease) {
-		return d.call(ctx, c, steps[0])
+		if err := d.call(ctx, c, steps[0]); !errors.Is(err, dbsession.ErrNoCall) {
+			return err
+		}
 	}
 	var sh shape
 	for _, s := range steps {

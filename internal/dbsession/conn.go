@@ -232,24 +232,28 @@ func (c *Conn) Exec(query string, args []sqldriver.NamedValue) (sqldriver.Result
 	return stmt.Exec(c.plain(args)) //nolint:staticcheck // see Row
 }
 
+// ErrNoCall is the error of [Conn.Call] if the driver can't do that. Nothing has
+// been done then.
+var ErrNoCall = errors.New("the driver takes no pointer for the return status")
+
 // Call calls a procedure, of which the driver puts the return status into what
 // status points to, in its own way.
 func (c *Conn) Call(ctx context.Context, procedure string, args []sqldriver.NamedValue, status any) error {
 	checker, ok := c.conn.(sqldriver.NamedValueChecker)
-	if !ok {
-		return fmt.Errorf("a %T takes no pointers", c.conn)
+	if !ok { // it is wrapped in another
+		return ErrNoCall
 	}
 	stmt, err := c.prepare(procedure)
 	if err != nil {
 		return err
 	}
-	out := sqldriver.NamedValue{Ordinal: len(args) + 1, Value: status}
-	if err := checker.CheckNamedValue(&out); !errors.Is(err, sqldriver.ErrRemoveArgument) {
-		return fmt.Errorf("a %T as return status: %w", status, err)
-	}
 	e, ok := stmt.(sqldriver.StmtExecContext)
 	if !ok {
-		return fmt.Errorf("a %T takes no context", stmt)
+		return ErrNoCall
+	}
+	out := sqldriver.NamedValue{Ordinal: len(args) + 1, Value: status}
+	if err := checker.CheckNamedValue(&out); !errors.Is(err, sqldriver.ErrRemoveArgument) {
+		return errors.Join(ErrNoCall, err)
 	}
 	_, err = e.ExecContext(ctx, args)
 	return err
