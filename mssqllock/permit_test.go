@@ -39,7 +39,6 @@ func TestFirstWaiterKeepsItsPlace(t *testing.T) {
 		defer mu.Unlock()
 		return pings[spid]
 	}
-	const patience = 20 * time.Second
 
 	a, _ := s.locker(t, s.addr(), nil)
 	held := mustAcquire(t, a, t.Name(), distlock.Semaphore(1))
