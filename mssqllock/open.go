@@ -61,7 +61,7 @@ func openURL(ctx context.Context, u *url.URL) (*Backend, error) {
 		db.Close()
 		return nil, b.bad
 	}
-	if _, err := b.pool.Do(ctx, &dbsession.Step{Verb: dbsession.Ping}); err != nil {
+	if err := b.pool.Open(ctx); err != nil {
 		b.Close()
 		return nil, err
 	}

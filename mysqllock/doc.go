@@ -26,7 +26,7 @@
 // URL is mysql://user:password@host:3306/database, or mariadb://. Its parameters
 // are the [Options] (prefix, max_sessions, max_waiting, readers, heartbeat,
 // idle_timeout, fence_table, create_fence_table), socket (a path, instead of a
-// host), timeout (of connecting), tls (true, false, skip-verify, preferred),
+// host), timeout (of opening a connection, 10 s by default), tls (true, false, skip-verify, preferred),
 // tls_ca, tls_cert, tls_key and tls_server_name.
 //
 // # How it locks

@@ -478,6 +478,21 @@ func TestP04_SilentServer(t *testing.T) {
 		_, err := Open(ctx, "mysql://user:secret@"+l.Addr().String()+"/db")
 		return err
 	})
+	// What the URL says is what counts, whatever the context and the heartbeat.
+	canceled, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	for _, ctx := range []context.Context{context.Background(), canceled} {
+		for _, parameter := range []string{"", "&heartbeat=100ms"} {
+			within("Open", func() error {
+				start := time.Now()
+				_, err := Open(ctx, "mysql://user:secret@"+l.Addr().String()+"/db?timeout=700ms"+parameter)
+				if took := time.Since(start); took < 700*time.Millisecond || !strings.Contains(err.Error(), "did not answer in time") || errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("after %v: %v", took, err)
+				}
+				return err
+			})
+		}
+	}
 	db, err := sql.Open("mysql", "user:secret@tcp("+l.Addr().String()+")/db")
 	if err != nil {
 		t.Fatal(err)

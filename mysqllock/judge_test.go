@@ -85,7 +85,7 @@ func TestURL(t *testing.T) {
 		"mysql://h/db?max_sessions=1&max_sessions=2", "mysql://h?socket=/x", "mysql://h/db?heartbeat=-1s", "mysql://h/db?tls_cert=x",
 		"mysql://h/db?tls=false&tls_ca=x", "mysql://h/db#f", "mysql://u:s%2Fecret@h/db?tls_ca=/does/not/exist",
 		"mysql://u:s%2Fecret@h/db?readers=99", "mysql://u:s%2Fecret@h/db?create_fence_table=1", "postgres://h/db", "mysql://u:s/ecret@h/db",
-		"mysql://h/db?tls=skip-verify&tls_ca=x", "mysql://h/db?tls=preferred&tls_server_name=x", "mysql://h/db?timeout=11s", "mysql://h/db?create_fence_table=maybe",
+		"mysql://h/db?tls=skip-verify&tls_ca=x", "mysql://h/db?tls=preferred&tls_server_name=x", "mysql://h/db?timeout=0s", "mysql://h/db?create_fence_table=maybe",
 		"mysql://h/db?heartbeat=11m",
 	} {
 		_, err := Open(t.Context(), bad)

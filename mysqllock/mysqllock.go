@@ -108,9 +108,9 @@ type Backend struct {
 // Leave readTimeout out of db's DSN: it breaks the connection of who waits for
 // longer than that, and he waits anew, behind all others. A server that doesn't
 // answer is noticed without it.
-func New(db *sql.DB, o *Options) *Backend { return newBackend(db, o, nil) }
+func New(db *sql.DB, o *Options) *Backend { return newBackend(db, o, 0, nil) }
 
-func newBackend(db *sql.DB, o *Options, connect func(context.Context) (*sql.Conn, func(), error)) *Backend {
+func newBackend(db *sql.DB, o *Options, timeout time.Duration, connect func(context.Context) (*sql.Conn, func(), error)) *Backend {
 	b := &Backend{db: db, dialect: newDialect(), readTurn: make(chan struct{}, 1), shares: make(map[string]*share), held: make(map[*hold]struct{})}
 	b.opt, b.bad = o.withDefaults()
 	if b.bad == nil && b.opt.FenceTable != "" {
@@ -126,7 +126,7 @@ func newBackend(db *sql.DB, o *Options, connect func(context.Context) (*sql.Conn
 	b.first = rand.IntN(max(b.opt.Readers, 1))
 	b.pool = dbsession.New(db, b.dialect, dbsession.Options{
 		MaxSessions: b.opt.MaxSessions, MaxWaiting: b.opt.MaxWaiting,
-		Heartbeat: b.opt.Heartbeat, IdleTimeout: b.opt.IdleTimeout, Connect: connect, Dropped: b.dropped,
+		Heartbeat: b.opt.Heartbeat, IdleTimeout: b.opt.IdleTimeout, ConnectTimeout: timeout, Connect: connect, Dropped: b.dropped,
 	})
 	return b
 }

@@ -61,13 +61,13 @@ func openURL(ctx context.Context, u *url.URL) (*Backend, error) {
 		return nil, fmt.Errorf("%w: %w", distlock.ErrBadArgument, err)
 	}
 	db := sql.OpenDB(connector)
-	b := newBackend(db, o, func(ctx context.Context) (*sql.Conn, func(), error) { return connect(ctx, db) })
+	b := newBackend(db, o, cfg.Timeout, func(ctx context.Context) (*sql.Conn, func(), error) { return connect(ctx, db) })
 	b.ownDB = true
 	if b.bad != nil {
 		db.Close()
 		return nil, b.bad
 	}
-	if _, err := b.pool.Do(ctx, &dbsession.Step{Verb: dbsession.Ping}); err != nil {
+	if err := b.pool.Open(ctx); err != nil {
 		b.Close()
 		return nil, err
 	}
@@ -105,14 +105,8 @@ var parameterName = regexp.MustCompile(`^[a-zA-Z_]{1,32}$`)
 
 // parameters are those that a URL may have.
 var parameters = map[string]func(*urlOptions, string) error{
-	"socket": func(o *urlOptions, v string) error { o.socket = v; return nil },
-	"timeout": func(o *urlOptions, v string) error {
-		err := dbsession.ParseDuration(v, &o.timeout)
-		if err == nil && o.timeout > dbsession.ConnectTimeout {
-			err = fmt.Errorf("must be %v at most", dbsession.ConnectTimeout)
-		}
-		return err
-	},
+	"socket":  func(o *urlOptions, v string) error { o.socket = v; return nil },
+	"timeout": func(o *urlOptions, v string) error { return dbsession.ParseDuration(v, &o.timeout) },
 	"tls": func(o *urlOptions, v string) error {
 		o.tls = v
 		if !slices.Contains([]string{"true", "false", "skip-verify", "preferred"}, v) {

@@ -202,6 +202,9 @@ var errClosed = errors.New("the backend is closed")
 
 // New returns a pool on db. It does no I/O.
 func New(db *sql.DB, d Dialect, o Options) *Pool {
+	if o.ConnectTimeout == 0 {
+		o.ConnectTimeout = ConnectTimeout
+	}
 	p := &Pool{db: db, dialect: d, opt: o, claims: make(map[string]*Claim)}
 	p.life, p.end = context.WithCancel(context.Background())
 	return p
@@ -243,6 +246,15 @@ func (p *Pool) Close() {
 
 // closeTimeout bounds Close: a connection may hang.
 const closeTimeout = 2 * time.Second
+
+// Open opens a session, or says why that can't be done.
+func (p *Pool) Open(ctx context.Context) error {
+	// With a context that ends, that is what counts, and not a heartbeat.
+	ctx, cancel := context.WithTimeoutCause(ctx, p.opt.ConnectTimeout+time.Second, errSilent)
+	defer cancel()
+	_, err := p.Do(ctx, &Step{Verb: Ping})
+	return err
+}
 
 // Do runs the step on any session and returns which. If ctx ends before it is
 // answered, the error is ctx's, and what the step takes is given back when the
@@ -646,11 +658,16 @@ func (p *Pool) failQueue(err error) {
 	}
 }
 
-// wrap tells what may be the matter with a pool that gives no connection.
-func (p *Pool) wrap(err error) error {
+// wrap tells what is the matter if no session came up before ctx ended, which is
+// none of the caller's.
+func (p *Pool) wrap(ctx context.Context, err error) error {
 	st := p.db.Stats()
-	if errors.Is(err, context.DeadlineExceeded) && st.MaxOpenConnections > 0 && st.InUse >= st.MaxOpenConnections {
+	switch {
+	case !errors.Is(err, context.DeadlineExceeded):
+	case st.MaxOpenConnections > 0 && st.InUse >= st.MaxOpenConnections:
 		return fmt.Errorf("no connection became free: all %d that DB.SetMaxOpenConns allows are in use: %w", st.MaxOpenConnections, err)
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
 	}
 	return err
 }

@@ -24,6 +24,9 @@ type Options struct {
 	// IdleTimeout is how long a session without locks is kept.
 	IdleTimeout time.Duration
 
+	// ConnectTimeout bounds the opening of a session. Zero is [ConnectTimeout].
+	ConnectTimeout time.Duration
+
 	// Connect opens a connection, and returns a function that cuts it off under
 	// a statement that hangs, if there is one. Nil takes connections from DB.
 	Connect func(ctx context.Context) (*sql.Conn, func(), error)
@@ -32,6 +35,9 @@ type Options struct {
 	// ended, with all that hung on it.
 	Dropped func(*Session)
 }
+
+// ConnectTimeout is the default of the option of that name.
+const ConnectTimeout = 10 * time.Second
 
 // Complete puts defaults in the place of zeroes, in the options of a backend, and
 // says what can't be.

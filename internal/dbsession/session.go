@@ -77,9 +77,6 @@ const (
 	waitConnectTimeout = 2 * time.Second
 )
 
-// ConnectTimeout bounds the opening of a session.
-const ConnectTimeout = 10 * time.Second
-
 // pick returns an idle session for new locks, or nil if there is none, or another
 // will take them along. Pool.mu is held.
 func (p *Pool) pick() *Session {
@@ -172,7 +169,7 @@ func (p *Pool) grow() {
 	p.opening++
 	p.growing = true
 	p.tasks.Go(func() {
-		ctx, cancel := context.WithTimeoutCause(p.life, ConnectTimeout, errSilent)
+		ctx, cancel := context.WithTimeoutCause(p.life, p.opt.ConnectTimeout, errSilent)
 		defer cancel()
 		_, err := p.open(ctx, sessionShared)
 		p.mu.Lock()
@@ -232,7 +229,7 @@ func (p *Pool) open(ctx context.Context, state sessionState) (*Session, error) {
 	}
 	c, cut, err := connect(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errNoConnection, p.wrap(err))
+		return nil, fmt.Errorf("%w: %w", errNoConnection, p.wrap(ctx, err))
 	}
 	life, cancel := context.WithCancel(context.Background())
 	s := &Session{
@@ -267,7 +264,7 @@ func (p *Pool) open(ctx context.Context, state sessionState) (*Session, error) {
 		}
 	})
 	if err := <-ready; err != nil {
-		return nil, p.wrap(err)
+		return nil, p.wrap(ctx, err)
 	}
 	return s, nil
 }

@@ -162,7 +162,7 @@ var errNoConnection = errors.New("can't connect")
 func (p *Pool) hasNoRoom() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.noRoom = time.Now().Add(ConnectTimeout)
+	p.noRoom = time.Now().Add(p.opt.ConnectTimeout)
 	return !p.closed && p.anyShared()
 }
 
@@ -250,9 +250,9 @@ func (p *Pool) waitingSession(ctx context.Context, over <-chan time.Time) (*Sess
 	}
 	p.opening++
 	p.mu.Unlock()
-	patience := ConnectTimeout
+	patience := p.opt.ConnectTimeout
 	if shared > 0 {
-		patience = waitConnectTimeout
+		patience = min(patience, waitConnectTimeout)
 	}
 	type result struct {
 		s   *Session
