@@ -1,11 +1,11 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net/url"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -41,6 +41,7 @@ type runner struct {
 	ttl       time.Duration
 	killAfter time.Duration // -1: by ttl
 	verbose   bool
+	urlFrom   string // where the URL is from
 
 	resource string
 	command  []string
@@ -134,7 +135,15 @@ func (r *runner) check(c *cobra.Command, args []string) error {
 		if changed("url") {
 			return usageError(c, "the URL is empty: is a variable not set?")
 		}
-		r.url = cmp.Or(os.Getenv(envURL), defaultURL)
+		env, set := os.LookupEnv(envURL)
+		switch {
+		case !set:
+			r.url, r.urlFrom = defaultURL, "the default"
+		case env == "":
+			return usageError(c, "$"+envURL+" is set, but empty: is a variable in it not set? The default, "+defaultURL+", is for this user on this host only; unset it to mean that")
+		default:
+			r.url, r.urlFrom = env, "$"+envURL
+		}
 	}
 	ttl := r.ttl
 	if ttl == 0 {
@@ -275,6 +284,7 @@ func (r *runner) openAndAcquire(ctx context.Context) (*distlock.Lock, error) {
 		return nil, err
 	}
 	r.locker = locker
+	r.verbosely("the store is %s", r.store())
 	options := r.kind()
 	if r.timeout >= 0 {
 		left := r.timeout
@@ -284,6 +294,20 @@ func (r *runner) openAndAcquire(ctx context.Context) (*distlock.Lock, error) {
 		options = append(options, distlock.Timeout(left))
 	}
 	return locker.Acquire(ctx, r.resource, options...)
+}
+
+// store names the store, without what may be a secret.
+func (r *runner) store() string {
+	from := r.urlFrom
+	if from == "" {
+		from = "--url"
+	}
+	u, err := url.Parse(r.url)
+	if err != nil { // it was opened all the same
+		return "that of " + from
+	}
+	place := url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path, OmitHost: u.OmitHost}
+	return fmt.Sprintf("%s (%s)", &place, from)
 }
 
 // notAcquired words an error that matches ErrNotAcquired. Of the library's text it
