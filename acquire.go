@@ -136,19 +136,25 @@ func (l *Locker) enter(ctx context.Context, h *holding, resource string, r *requ
 	}
 	a, err := l.queue.Enter(ctx, &h.place, q)
 	if err != nil {
-		err = wordQueueError(ctx, r, a.Contended, err)
+		err = wordQueueError(ctx, r, a, err)
 	}
 	return a, err
 }
 
-func wordQueueError(ctx context.Context, r *request, contended bool, err error) error {
+func wordQueueError(ctx context.Context, r *request, a queue.Admission, err error) error {
 	switch {
+	case errors.Is(err, queue.ErrTimeout) && a.Answered && !a.Contended:
+		within := r.timeout
+		if within == 0 {
+			within = loneAnswer
+		}
+		return notAcquired(fmt.Sprintf(" within %v: others of this process came first", within))
 	case errors.Is(err, queue.ErrTimeout):
-		return timedOut(r, contended)
+		return timedOut(r, a.Contended)
 	case errors.Is(err, queue.ErrClosed):
 		return ErrClosed
 	default:
-		return ended(ctx, contended)
+		return ended(ctx, a.Contended)
 	}
 }
 

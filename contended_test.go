@@ -213,3 +213,54 @@ func TestSingleTryTakesFiveSecondsInAll(t *testing.T) {
 		wantErr(t, <-first, nil, distlock.ErrNotAcquired)
 	})
 }
+
+// A store that answers isn't called silent by those whose time ends in the queue,
+// behind others who are all granted what they want.
+func TestP03_StoreThatAnswersIsNotSilent(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newStore()
+		s.answer = func(context.Context, driver.Request) (driver.Grant, bool, error) {
+			time.Sleep(60 * time.Millisecond)
+			return driver.Grant{}, false, nil // as the store sees fit
+		}
+		l := newLocker(t, s, nil)
+		var all sync.WaitGroup
+		for range 200 {
+			all.Go(func() {
+				lock, err := l.Acquire(t.Context(), "a", distlock.Semaphore(1000))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				time.Sleep(time.Minute)
+				lock.Release()
+			})
+		}
+		synctest.Wait()
+		for _, timeout := range []time.Duration{0, time.Second} {
+			_, err := l.Acquire(t.Context(), "a", distlock.Semaphore(1000), distlock.Timeout(timeout))
+			wantErr(t, err, []error{distlock.ErrNotAcquired})
+			if !strings.HasSuffix(err.Error(), "others of this process came first") {
+				t.Error(err)
+			}
+		}
+		all.Wait()
+	})
+}
+
+// A time that means "for ever" is no time that is over.
+func TestP25_CloseWithTheLongestReleaseTimeout(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		for _, timeout := range []time.Duration{1<<63 - 1, 1 << 60} {
+			s := newStore()
+			l := distlock.New(s, &distlock.Options{ReleaseTimeout: timeout})
+			if _, err := l.Acquire(t.Context(), "a"); err != nil {
+				t.Fatal(err)
+			}
+			s.release = func(context.Context, *hold) error { time.Sleep(time.Second); return nil }
+			if err := l.Close(); err != nil {
+				t.Errorf("%v: %v", timeout, err)
+			}
+		}
+	})
+}

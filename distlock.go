@@ -280,7 +280,7 @@ func (l *Locker) close() error {
 	whole, cancel := context.WithTimeout(context.Background(), l.options.ReleaseTimeout)
 	defer cancel()
 	// What is left of it is for those who give up then, and say so.
-	ctx, cancel := context.WithTimeout(whole, l.options.ReleaseTimeout*9/10)
+	ctx, cancel := context.WithTimeout(whole, l.options.ReleaseTimeout-l.options.ReleaseTimeout/10)
 	defer cancel()
 	var errs []error
 	var mu sync.Mutex

@@ -11,8 +11,9 @@ import (
 
 var (
 	// ErrNotAcquired reports that the time to wait is over. Either somebody else had
-	// the resource, or the store gave no answer in that time; the text says which. A
-	// single try of a silent store is another error: it has no time of its own.
+	// the resource, or others of this process had asked the store before, or it gave no
+	// answer in that time; the text says which. A single try of a silent store is
+	// another error: it has no time of its own.
 	ErrNotAcquired = errors.New("not acquired")
 
 	// ErrLost reports that a holding ended without Release: its lease ran out,

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/distlock-go/distlock/driver"
+	"github.com/distlock-go/distlock/internal/queue"
 )
 
 var errUpgrading = errors.New("another Upgrade of this lock is under way")
@@ -65,7 +66,7 @@ func (h *holding) tryUpgrade(ctx context.Context, r *request) error {
 		if e := h.over(); e != nil {
 			return e
 		}
-		return wordQueueError(ctx, r, true, err) // by a reader of this process
+		return wordQueueError(ctx, r, queue.Admission{Contended: true}, err) // by a reader of this process
 	}
 	if t == nil {
 		done()

@@ -63,6 +63,7 @@ type entry struct {
 	sharers   map[*Place]struct{} // the holders of shared locks, or of permits
 	unsettled *Place              // admitted, and not to be joined by others yet
 	contended bool                // and the store has said that the name is held
+	answers   uint                // how often the store has told somebody what he gets
 	joint     any                 // what the last sharer settled with
 
 	upgrade    *waiter // the upgrader's wish, which goes before all waiters
@@ -162,6 +163,8 @@ type waiter struct {
 	try        bool      // it waits only until the name is known to be held
 	told       bool      // somebody wants to hear of that
 	contended  bool      // the name was seen to be held; never if try, as that is refused then
+	answers    uint      // entry.answers when it came
+	answered   bool      // they were more when it was withdrawn
 	admitted   bool
 	err        error // why it was refused
 	baton      any
@@ -195,8 +198,11 @@ type Admission struct {
 	// Contended says that the name was seen to be held: by others who are in and
 	// settled, or, as one said with Contend, elsewhere.
 	Contended bool
-	Baton     any // what the place before handed over with Pass, or nil
-	Note      any // what the place before left with Retire, or nil
+	// Answered says, after an error, that the store has answered others meanwhile, who
+	// came before.
+	Answered bool
+	Baton    any // what the place before handed over with Pass, or nil
+	Note     any // what the place before left with Retire, or nil
 }
 
 // EnterFree is Enter for a name that is free: it reports false if it isn't, and p
@@ -262,10 +268,11 @@ func (q *Queue) Enter(ctx context.Context, p *Place, r Request) (Admission, erro
 	if contended {
 		w.contend()
 	}
+	w.answers = e.answers
 	s.mu.Unlock()
 
 	err := w.wait(ctx, r.Wait, func() { q.tell(w, &r) })
-	return Admission{Contended: w.contended, Baton: w.baton, Note: w.note}, err
+	return Admission{Contended: w.contended, Answered: w.answered, Baton: w.baton, Note: w.note}, err
 }
 
 // tell calls the Waiting of a waiter.
@@ -329,6 +336,7 @@ func (w *waiter) withdraw(err error) {
 		return
 	}
 	e := w.place.entry
+	w.answered = e.answers != w.answers
 	if e.upgrade == w {
 		e.upgrade = nil
 	} else {
@@ -348,6 +356,7 @@ func (q *Queue) Settle(p *Place, joint any) {
 		e.joint = joint
 	}
 	if e.unsettled == p {
+		e.answers++
 		e.unsettled = nil
 		q.advance(e)
 	}
@@ -369,6 +378,7 @@ func (q *Queue) Contend(p *Place) {
 	e.shard.mu.Lock()
 	defer e.shard.mu.Unlock()
 	if e.unsettled == p && !e.contended {
+		e.answers++
 		e.contended = true
 		q.advance(e)
 	}
