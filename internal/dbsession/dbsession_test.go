@@ -699,6 +699,46 @@ func TestP20_SlowStatementHoldsUpNobody(t *testing.T) {
 	})
 }
 
+// A server that is slow with all it is asked, or far away, doesn't use up the sessions
+// that are for waiting.
+func TestP18_SlowServerLeavesSessionsToWaitOn(t *testing.T) {
+	for name, trip := range map[string]time.Duration{"far": 400 * time.Millisecond, "slow": 3 * time.Second} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, Options{}, func(t *testing.T, v *server, p *Pool) {
+				stranger, _ := v.Connect(t.Context())
+				v.do(stranger.(*conn).session, &Step{Verb: get, Key: "a"})
+				take(t, p, "first")
+				v.on(func(*session, []*Step) error { time.Sleep(trip); return nil })
+				var all sync.WaitGroup
+				for i := range 40 {
+					all.Go(func() { take(t, p, fmt.Sprint(i)) })
+					time.Sleep(trip / 10)
+				}
+				all.Wait()
+				v.on(nil)
+				if n := v.sessions() - 1; n > atOnce+1 {
+					t.Errorf("%d sessions", n)
+				}
+				waited := make(chan error, 1)
+				go func() {
+					_, err := p.Wait(t.Context(), &Step{Verb: get, Key: "a"}, time.Hour)
+					waited <- err
+				}()
+				time.Sleep(time.Second)
+				v.mu.Lock()
+				if v.waits != 1 {
+					t.Errorf("%d wait at the server", v.waits)
+				}
+				v.mu.Unlock()
+				stranger.Close()
+				if err := <-waited; err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
 // A server that is too slow for one more session to wait on is asked over the one
 // that there is: the wait goes on.
 func TestP03_SlowSetupFailsNoWait(t *testing.T) {

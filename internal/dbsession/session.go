@@ -60,7 +60,7 @@ const (
 	patience = 10 * time.Millisecond
 
 	// stuckAfter is how long statements must have been under way on all sessions for
-	// one more to be opened for what waits.
+	// one more to be opened for what waits, if the server isn't that far away.
 	stuckAfter = 100 * time.Millisecond
 
 	// crowd is how many more locks than the others a session may hold before new
@@ -162,7 +162,7 @@ func (p *Pool) grow() {
 			}
 		}
 	}
-	wanted := shared == 0 && len(p.queue) > 0 || shared > 0 && shared < atOnce && len(p.queue) >= p.growAt() || shared > 0 && full == shared || p.stuck()
+	wanted := shared == 0 && len(p.queue) > 0 || shared > 0 && shared < atOnce && len(p.queue) >= p.growAt() || shared > 0 && full == shared || shared <= atOnce && p.stuck()
 	if !wanted || len(p.sessions)+p.opening >= p.maxSessions() {
 		return
 	}
@@ -186,8 +186,9 @@ func (p *Pool) grow() {
 }
 
 // stuck reports whether something waits for a session, and all are held up: a
-// statement may wait for the row of a table, and a connection may be dead. Pool.mu
-// is held.
+// statement may wait for the row of a table, and a connection may be dead. One more is
+// of use then, and not many: a server may be slow with all it does, and the rest of the
+// sessions is for those who wait. Pool.mu is held.
 func (p *Pool) stuck() bool {
 	for _, s := range p.sessions {
 		if s.state == sessionShared && !s.stuck() {
@@ -198,7 +199,9 @@ func (p *Pool) stuck() bool {
 }
 
 // stuck reports whether the session's statement takes long. Pool.mu is held.
-func (s *Session) stuck() bool { return s.running && time.Since(s.began) >= stuckAfter }
+func (s *Session) stuck() bool {
+	return s.running && time.Since(s.began) >= max(stuckAfter, 4*s.pool.trip)
+}
 
 // growAt returns how many steps in the queue are too many for the sessions there
 // are. Pool.mu is held.
