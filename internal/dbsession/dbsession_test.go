@@ -832,6 +832,7 @@ func TestP08_SilentServerIsGivenUpInTime(t *testing.T) {
 					})
 				}
 				all.Wait()
+				time.Sleep(2 * heartbeat) // the driver has noticed by then
 			})
 		})
 	}
