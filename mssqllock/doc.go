@@ -17,11 +17,11 @@
 // SQL Server 2016 or later, Azure SQL Database, or a Managed Instance, known by
 // their engine edition and version (see [serverproperty-transact-sql]). Azure Synapse
 // Analytics and Fabric are refused, and databases that are read-only, as on a
-// secondary replica [databasepropertyex-transact-sql]: locks taken there exclude
-// nobody on the primary. No table and no permission is needed beyond connecting to
-// the database: any member of public may lock (see [sp-getapplock-transact-sql]). Each
-// connection that is opened is checked against one that is open already: both must
-// lead to one database of one server.
+// secondary replica (see [databasepropertyex-transact-sql]): locks taken there
+// exclude nobody on the primary. No table and no permission is needed beyond
+// connecting to the database: any member of public may lock (see
+// [sp-getapplock-transact-sql]). Each connection that is opened is checked against
+// one that is open already: both must lead to one database of one server.
 //
 // [New] takes connections from a pool of the caller's, [Open] opens its own,
 // [InTx] locks inside a transaction of the caller's, and [OnConn] on a connection
@@ -52,8 +52,8 @@
 // The .NET library Medallion.Threading takes the same locks, so that services of
 // both kinds exclude each other. Locks are owned by sessions: many on one
 // connection, and what many goroutines ask at once travels in one batch. The
-// server grants a session what it has already; so each batch looks for that
-// first [applock-mode-transact-sql], and no session ever has a lock in two modes.
+// server grants a session what it has already; so each batch looks for that first
+// (see [applock-mode-transact-sql]), and no session ever has a lock in two modes.
 //
 //	NAME                  exclusive, shared or upgradeable
 //	distlock/p0/HASH, …   one for each permit of a semaphore
@@ -98,19 +98,19 @@
 // connection that is closed, or reset, at once. Of a client whose host vanished it
 // learns by TCP's keep-alive, after some 30 seconds unless it is set otherwise;
 // before, if the process still runs and may KILL (ALTER ANY CONNECTION, in Azure
-// KILL DATABASE CONNECTION) [kill-transact-sql]. The driver's retries, which would
-// send a statement on another connection, never apply.
+// KILL DATABASE CONNECTION; see [kill-transact-sql]). The driver's retries, which
+// would send a statement on another connection, never apply.
 //
 // # Tokens
 //
 // With [Options.Sequence], tokens are NEXT VALUE FOR a sequence, asked on the
-// session that holds the lock: they rise over all resources
-// [next-value-for-transact-sql]. Numbers that a server has cached and lost leave
-// gaps only, so NO CACHE isn't needed [create-sequence-transact-sql]. A sequence
-// that falls back, because the database was restored, or failed over to a replica
-// that lagged behind, must be set forward by hand (ALTER SEQUENCE … RESTART WITH).
-// Without a sequence there are no tokens. [SequenceDDL] returns the statement that
-// makes it; needed is UPDATE on it.
+// session that holds the lock: they rise over all resources (see
+// [next-value-for-transact-sql]). Numbers that a server has cached and lost leave
+// gaps only, so NO CACHE isn't needed (see [create-sequence-transact-sql]). A
+// sequence that falls back, because the database was restored, or failed over to a
+// replica that lagged behind, must be set forward by hand (ALTER SEQUENCE … RESTART
+// WITH). Without a sequence there are no tokens. [SequenceDDL] returns the statement
+// that makes it; needed is UPDATE on it.
 //
 // # Limits
 //

@@ -24,8 +24,8 @@ type Options struct {
 	MaxSessions int
 
 	// MaxWaiting is how many of them may wait for a lock at the server. Default
-	// half of MaxSessions; negative is none. Waiters beyond that ask again and again,
-	// in common statements.
+	// half of MaxSessions; negative is none (not in a URL). Waiters beyond that ask
+	// again and again, in common statements.
 	MaxWaiting int
 
 	// Heartbeat is the pause between two proofs that a connection lives. A dead

@@ -59,8 +59,8 @@ the lock.`
 var exitCodes = []struct{ code, meaning string }{
 	{"0-255", "that of COMMAND, if it was run; else, and besides:"},
 	{"64", "the arguments or the URL are wrong"},
-	{"69", "the store can't be reached, or fails"},
-	{"75", "not acquired: somebody else holds the resource, or the store gave no\nanswer within --timeout"},
+	{"69", "the store can't be reached, fails, or doesn't answer while it is opened"},
+	{"75", "not acquired: somebody else holds the resource, or the store, once open,\ngave no answer within --timeout"},
 	{"76", "the lock was lost while COMMAND ran; COMMAND was ended"},
 	{"126", "COMMAND can't be executed"},
 	{"127", "COMMAND was not found"},
@@ -68,7 +68,7 @@ var exitCodes = []struct{ code, meaning string }{
 }
 
 var environment = []struct{ name, meaning string }{
-	{envURL, "read: the URL, if --url isn't given"},
+	{envURL, "read: the URL, if --url isn't given; without both it is file:, which\nreaches no further than this user on this host. cron, sudo and systemd\ndon't pass on a variable of your shell: set it in the crontab or unit,\nor use --url"},
 	{envResource, "set for COMMAND: RESOURCE"},
 	{envToken, "set for COMMAND: the fencing token, if the store has them, a number that\ngrows with every holder of RESOURCE: let what COMMAND writes to\nrefuse smaller ones than it has seen"},
 }
