@@ -468,7 +468,7 @@ func (d *dialect) kill(c *dbsession.Conn, what string, other dbsession.Identity)
 // Answered implements [dbsession.Dialect].
 func (d *dialect) Answered(err error) bool {
 	var e *mysql.MySQLError
-	return errors.As(err, &e) && !isError(err, errConnectionKilled, errServerShutdown, errClientInteraction)
+	return errors.Is(err, errUncounted) || errors.As(err, &e) && !isError(err, errConnectionKilled, errServerShutdown, errClientInteraction)
 }
 
 // Numbers of the servers' errors.

@@ -2,6 +2,8 @@ package mysqllock
 
 import (
 	"context"
+	sqldriver "database/sql/driver"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -133,32 +135,36 @@ func (d *dialect) countOwn(c *dbsession.Conn, steps []*dbsession.Step) error {
 	if err != nil {
 		return err
 	}
-	args = c.Args(n)
-	for i := range n {
-		args[i].Value = step(i).Key
+	// What the statement made of the rows is read from them. That they are the server's
+	// own, and not those of a replica, shows in the owner that was just written.
+	at := make(map[string]*dbsession.Step, len(steps))
+	var keys strings.Builder
+	for _, s := range steps {
+		at[s.Key] = s
+		keys.WriteString("," + literal(s.Key))
 	}
-	row, err := d.row(c, "SELECT GROUP_CONCAT(token ORDER BY CAST(name AS BINARY)) FROM "+d.fence+
-		" WHERE name IN ("+strings.Repeat(",CAST(? AS BINARY)", n)[1:]+")", args)
-	if err != nil {
-		return err
-	}
-	tokens := strings.Split(dbsession.Text(row[0]), ",")
-	if len(tokens) != len(steps) {
-		return fmt.Errorf("%d of %d counters are there", len(tokens), len(steps))
-	}
-	for i, s := range steps {
-		if err := s.Set(tokens[i]); err != nil {
-			return err
+	counted := 0
+	err = c.Each("SELECT name, token, owner FROM "+d.fence+" WHERE name IN ("+keys.String()[1:]+") FOR UPDATE", func(row []sqldriver.Value) {
+		s := at[dbsession.Text(row[0])]
+		if s != nil && dbsession.Text(row[2]) == s.Arg && s.Set(dbsession.Text(row[1])) == nil {
+			counted++
 		}
+	})
+	if err == nil && counted != len(steps) {
+		err = errUncounted
 	}
-	return nil
+	return err
 }
 
-// describe returns the owner as text for the table. It begins with the mark of the
-// session that holds the lock: the row stays when the lock has gone on to somebody
-// who counts nothing.
+// errUncounted is the answer of a server that doesn't show what was written just now.
+// Each counts by itself then.
+var errUncounted = errors.New("the counters of several locks can't be read")
+
+// describe returns the owner as text for the table, another one for each attempt. It
+// begins with the mark of the session that holds the lock: the row stays when the lock
+// has gone on to somebody who counts nothing.
 func describe(mark string, o driver.Owner) string {
-	s := fmt.Sprintf("%s %s pid %d, %s", mark, o.Host, o.PID, o.Program)
+	s := fmt.Sprintf("%s #%d %s pid %d, %s", mark, binary.BigEndian.Uint64(o.ID[8:]), o.Host, o.PID, o.Program)
 	if o.Note != "" {
 		s += ": " + o.Note
 	}

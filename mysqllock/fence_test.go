@@ -3,11 +3,14 @@
 package mysqllock
 
 import (
+	"database/sql"
 	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
+
+	"github.com/go-sql-driver/mysql"
 
 	"github.com/distlock-go/distlock"
 )
@@ -65,6 +68,59 @@ func TestP08_TokensAreCountedTogether(t *testing.T) {
 			if kept<<10 < token || kept<<10 > token+3<<10 {
 				t.Errorf("%d: token %d, in the table %d", i, token>>10, kept)
 			}
+		}
+	})
+}
+
+// If what was written can't be read, each counts by itself, and nothing is lost.
+func TestUnreadableCountersCostNothing(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		// As if the rows were those of a replica that is behind: the owner in them isn't
+		// the one that was written.
+		s.exec(t, "CREATE TABLE app.unreadable (name VARBINARY(255) PRIMARY KEY, token BIGINT UNSIGNED NOT NULL, owner VARBINARY(10) NOT NULL, since TIMESTAMP(6))")
+		defer s.exec(t, "DROP TABLE app.unreadable")
+		cfg, err := mysql.ParseDSN(s.dsn(s.addr))
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg.Params = map[string]string{"sql_mode": "''"}
+		connector, err := mysql.NewConnector(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		db := sql.OpenDB(connector)
+		defer db.Close()
+		l := distlock.New(New(db, &Options{FenceTable: "unreadable"}), nil)
+		defer l.Close()
+		held := mustAcquire(t, l, t.Name())
+		before := s.inserts(t)
+		var all sync.WaitGroup
+		for i := range 40 {
+			all.Go(func() {
+				last := uint64(0)
+				for range 5 {
+					k, err := l.Acquire(t.Context(), fmt.Sprint(t.Name(), i))
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					token, _ := k.Token()
+					if token <= last {
+						t.Errorf("token %d after %d", token, last)
+					}
+					last = token
+					if err := k.Release(); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		all.Wait()
+		if n := s.inserts(t) - before; n < 200 {
+			t.Errorf("%d statements: none was by itself", n)
+		}
+		if err := held.Release(); err != nil {
+			t.Error(err)
 		}
 	})
 }

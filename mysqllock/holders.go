@@ -157,7 +157,7 @@ func (b *Backend) clients(ctx context.Context, held []heldName) map[int64]driver
 	return clients
 }
 
-var ownerText = regexp.MustCompile(`^(\S+) (\S*) pid (\d+), ([^:]*)(?:: (.*))?$`)
+var ownerText = regexp.MustCompile(`^(\S+) #\d+ (\S*) pid (\d+), ([^:]*)(?:: (.*))?$`)
 
 // fromFence adds who was given the last token, if that is the connection id.
 func (b *Backend) fromFence(ctx context.Context, n names, id int64, h *driver.Holder) {
