@@ -77,7 +77,9 @@ func (b *Backend) Share() *Backend {
 }
 
 func newBackend(q *queue.Queue) *Backend {
-	return &Backend{store: queue.NewStore(q), queue: q, gate: q.NewGate()}
+	b := &Backend{queue: q, gate: q.NewGate()}
+	b.store = queue.NewStore(q, b)
+	return b
 }
 
 // Info implements [driver.Backend].

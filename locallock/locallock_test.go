@@ -155,3 +155,20 @@ func Example() {
 	// stock deducted
 	// <nil>
 }
+
+// faulty is a backend that does something else than the one it is made of.
+type faulty struct{ *locallock.Backend }
+
+var errFaulty = errors.New("faulty")
+
+func (faulty) Acquire(context.Context, driver.Request) (driver.Grant, error) {
+	return driver.Grant{}, errFaulty
+}
+
+func TestEmbeddedBackendIsAsked(t *testing.T) {
+	l := distlock.New(faulty{locallock.New()}, nil)
+	defer l.Close()
+	if _, err := l.Acquire(t.Context(), "a"); !errors.Is(err, errFaulty) {
+		t.Errorf("got %v", err)
+	}
+}

@@ -154,7 +154,7 @@ func (h *connHold) take(ctx context.Context, wait time.Duration, deadline time.T
 }
 
 // ask returns the number that a query results in. If that is positive, the
-// connection has the name.
+// connection has the name; if it is negative, it hasn't any more.
 func (h *connHold) ask(query string) (int64, error) {
 	b := h.b
 	b.mu.Lock()
@@ -177,8 +177,11 @@ func (h *connHold) ask(query string) (int64, error) {
 	case err != nil:
 		return 0, explain(err)
 	}
-	if got > 0 {
+	switch {
+	case got > 0:
 		b.mine[h.name] = true
+	case got < 0: // what comes yet isn't this one's
+		delete(b.mine, h.name)
 	}
 	return got, nil
 }
