@@ -213,3 +213,18 @@ func TestDescribe(t *testing.T) {
 		}
 	}
 }
+
+// -v names the store, and nothing of its URL that may be secret.
+func TestStoreIsNamed(t *testing.T) {
+	for _, c := range []struct{ url, from, want string }{
+		{"mysql://u:hunter2@db.example:3306/app?tls=true", "", "mysql://db.example:3306/app (--url)"},
+		{"azblob://locks?sig=hunter2", "$" + envURL, "azblob://locks ($" + envURL + ")"},
+		{"file:", "the default", "file: (the default)"},
+		{"file:///var/locks?mode=0660", "", "file:///var/locks (--url)"},
+		{"mysql://u:hunter2%@db", "", "that of --url"},
+	} {
+		if got := (&runner{url: c.url, urlFrom: c.from}).store(); got != c.want {
+			t.Errorf("%s: %q, want %q", c.url, got, c.want)
+		}
+	}
+}

@@ -85,7 +85,7 @@ func newRunCommand() *cobra.Command {
 	f.StringVar(&r.url, "url", "", "where the lock lives (default: $"+envURL+", else "+defaultURL+")")
 	f.Var((*duration)(&r.ttl), "ttl", "lease to ask for, where locks are leases: how long the resource stays\ntaken if this host dies (default 30s)")
 	f.Var((*duration)(&r.killAfter), "kill-after", "time between SIGTERM and SIGKILL when the lock is lost; at most ttl/10\n(default: ttl/20, at most 2s)")
-	f.BoolVarP(&r.verbose, "verbose", "v", false, "say on stderr who is waited for, and when the lock is got and released")
+	f.BoolVarP(&r.verbose, "verbose", "v", false, "say on stderr which store it is, who has the lock, and when it is got")
 	_ = c.RegisterFlagCompletionFunc("url", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		var urls []string
 		for _, b := range backends {

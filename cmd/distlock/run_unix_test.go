@@ -204,6 +204,9 @@ func TestDefaultURL(t *testing.T) {
 	if code, _, errs := outcome(t, []string{"run", "-n", "r", "--", "echo", "ran"}, env(envURL+"="+url)); code != exitNotAcquired {
 		t.Errorf("with %s: exit code %d, stderr %q", envURL, code, errs)
 	}
+	if code, _, errs := outcome(t, []string{"run", "r", "--", "echo", "ran"}, env(envURL+"=")); code != exitUsage || !strings.Contains(errs, "$"+envURL+" is set, but empty") {
+		t.Errorf("with %s empty: exit code %d, stderr %q", envURL, code, errs)
+	}
 }
 
 func TestEnvironment(t *testing.T) {
