@@ -57,11 +57,11 @@ func (n names) fence(m driver.Mode) string {
 // count increments the counter of what is held, on the very session that holds
 // it: after the loss of that, nothing can be counted any more, and nobody be told
 // a token that is larger than the next holder's.
-func (b *Backend) count(ctx context.Context, h *hold, m driver.Mode) (uint64, error) {
+func (b *Backend) count(ctx context.Context, h *hold, n names, m driver.Mode) (uint64, error) {
 	if b.dialect.fence == "" {
 		return 0, nil
 	}
-	st := dbsession.Step{Verb: doCount, Key: h.fence, Arg: describe(h.session.Identity().Mark, h.owner)}
+	st := dbsession.Step{Verb: doCount, Key: n.fence(m), Arg: describe(h.session.Identity().Mark, h.owner)}
 	if m == driver.Exclusive {
 		st.Verb = doCountOwn
 	}

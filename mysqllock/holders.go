@@ -107,7 +107,7 @@ func (b *Backend) own(name, hash string, m driver.Mode) []driver.Holder {
 	defer b.mu.Unlock()
 	var own []driver.Holder
 	for h := range b.held {
-		if !h.session.Dead() && (h.key == name || h.share != nil && h.share.hash == hash && h.slot == name) {
+		if !h.session.Dead() && h.key == name && (h.share == nil || h.share.hash == hash) {
 			own = append(own, driver.Holder{Owner: h.owner, Mode: m, Since: h.since, Token: h.token})
 		}
 	}

@@ -39,8 +39,8 @@ func (a *attempt) askAndCount(ctx context.Context) (*hold, uint64, error) {
 	if err != nil {
 		return nil, 0, explain(err)
 	}
-	h.fence, h.owner, h.since = a.names.fence(a.r.Mode), a.r.Owner, time.Now()
-	token, err := a.b.count(ctx, h, a.r.Mode)
+	h.owner, h.since = a.r.Owner, time.Now()
+	token, err := a.b.count(ctx, h, a.names, a.r.Mode)
 	if err == nil {
 		return h, token, nil
 	}
@@ -352,7 +352,7 @@ func (a *attempt) enterShare(ctx context.Context, s *share, locked bool) (*hold,
 			}
 		}
 		s.holds++
-		return &hold{b: a.b, session: s.session, share: s, slot: s.slot, term: s.term}, nil
+		return &hold{b: a.b, session: s.session, share: s, key: s.slot, term: s.term}, nil
 	}
 	on, err := a.b.reading(ctx)
 	if err != nil {
@@ -385,7 +385,7 @@ func (a *attempt) enterShare(ctx context.Context, s *share, locked bool) (*hold,
 			}
 			s.session, s.claim, s.slot, s.holds = on, claim, slot, 1
 			s.term++
-			return &hold{b: a.b, session: on, share: s, slot: slot, term: s.term}, nil
+			return &hold{b: a.b, session: on, share: s, key: slot, term: s.term}, nil
 		}
 		claim.Free()
 		if st.Result == 2 {

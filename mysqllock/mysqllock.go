@@ -188,12 +188,10 @@ type hold struct {
 	b       *Backend
 	session *dbsession.Session
 	claim   *dbsession.Claim // of key; nil if it is a share
-	key     string
+	key     string           // of a share its place
 	share   *share
-	slot    string // of the share
 	term    uint64 // of the share
 
-	fence string
 	owner driver.Owner
 	since time.Time
 	token uint64 // guarded by Backend.mu
