@@ -128,15 +128,18 @@ func TestUnreadableCountersCostNothing(t *testing.T) {
 // A counter that somebody has locked fails for its own name only.
 func TestLockedFenceHarmsNoneThatAreCountedWithIt(t *testing.T) {
 	onServers(t, func(t *testing.T, s *testServer) {
-		l, _ := s.locker(t, s.addr, &Options{FenceTable: "fences", CreateFenceTable: true})
+		l, _ := s.locker(t, s.addr, &Options{FenceTable: "locked", CreateFenceTable: true})
 		name := func(i int) string { return fmt.Sprint(t.Name(), i) }
-		mustAcquire(t, l, name(0)).Release()
+		// All have a row: a new one may have to wait for the gap beside the locked one.
+		for i := range 16 {
+			mustAcquire(t, l, name(i)).Release()
+		}
 		tx, err := s.pool(t, s.addr).Begin()
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer tx.Rollback()
-		if _, err := tx.Exec("UPDATE fences SET owner = '' WHERE name = ?", LockName(name(0))); err != nil {
+		if _, err := tx.Exec("UPDATE locked SET owner = '' WHERE name = CAST(? AS BINARY)", LockName(name(0))); err != nil {
 			t.Fatal(err)
 		}
 		var granted atomic.Int64
