@@ -60,8 +60,6 @@ const (
 	notHeld       = 3
 )
 
-var errGone = fmt.Errorf("%w: the server says that its session doesn't hold it", driver.ErrLost)
-
 // Return codes of sp_getapplock. All others below zero are errors.
 // https://learn.microsoft.com/sql/relational-databases/system-stored-procedures/sp-getapplock-transact-sql
 const (

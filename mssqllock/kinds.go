@@ -12,11 +12,11 @@ import (
 
 // attempt is one call of Acquire.
 type attempt struct {
-	b        *Backend
-	r        *driver.Request
-	deadline time.Time // zero: none, or no waiting at all
-	names    names
-	sent     time.Time // when the question was sent that was granted
+	b     *Backend
+	r     *driver.Request
+	limit dbsession.Limit // of the wait
+	names names
+	sent  time.Time // when the question was sent that was granted
 }
 
 // ask asks once for what is wanted.
@@ -36,14 +36,7 @@ func (a *attempt) ask(ctx context.Context) (*hold, error) {
 }
 
 // left returns how much of the time to wait is left.
-func (a *attempt) left() time.Duration { return leftOf(a.deadline, a.r.Wait) }
-
-func leftOf(deadline time.Time, wait time.Duration) time.Duration {
-	if deadline.IsZero() {
-		return wait
-	}
-	return max(time.Until(deadline), 0)
-}
+func (a *attempt) left() time.Duration { return a.limit.Left() }
 
 func (a *attempt) exclusive(ctx context.Context) (*hold, error) { return a.exclusively(ctx, doGet) }
 
@@ -145,18 +138,14 @@ func (h *hold) abandon(err error) error {
 // the lock, so that no new readers get in. That one isn't granted it as long as
 // it is held here.
 func (h *hold) Upgrade(ctx context.Context, wait time.Duration) (uint64, error) {
-	var deadline time.Time
-	if wait > 0 && wait < driver.Forever {
-		deadline = time.Now().Add(wait)
-	}
+	limit := dbsession.LimitOf(wait)
 	done, err := h.convert()
 	if err == nil && !done {
 		if wait == 0 {
 			return 0, driver.ErrHeld
 		}
-		left := func() time.Duration { return leftOf(deadline, wait) }
-		step := h.b.queueUp(ctx, h.key, left())
-		err = dbsession.Poll(ctx, left, h.convert)
+		step := h.b.queueUp(ctx, h.key, limit.Left())
+		err = dbsession.Poll(ctx, limit.Left, h.convert)
 		step(ctx)
 	}
 	if err != nil {
@@ -182,7 +171,7 @@ func (h *hold) convert() (bool, error) {
 		return false, err
 	}
 	if st.Result == notHeld {
-		return false, errGone
+		return false, dbsession.ErrGone
 	}
 	return st.Result == 1, checked(st)
 }

@@ -124,17 +124,13 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 	if err := ctx.Err(); err != nil {
 		return driver.Grant{}, context.Cause(ctx)
 	}
-	var deadline time.Time
-	if r.Wait > 0 && r.Wait < driver.Forever {
-		deadline = time.Now().Add(r.Wait)
-	}
-	a := &attempt{b: b, r: &r, deadline: deadline, names: namesOf(b.opt.Prefix + r.Resource)}
+	a := &attempt{b: b, r: &r, limit: dbsession.LimitOf(r.Wait), names: namesOf(b.opt.Prefix + r.Resource)}
 	begun := time.Now()
 	h, err := a.ask(ctx)
 	if errors.Is(err, driver.ErrLost) && r.Wait == 0 {
 		// To ask again takes no longer than to have asked once.
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithDeadlineCause(ctx, begun.Add(b.opt.Heartbeat), errSilent)
+		ctx, cancel = context.WithDeadlineCause(ctx, begun.Add(b.opt.Heartbeat), dbsession.ErrSilent)
 		defer cancel()
 	}
 	for tries := 1; errors.Is(err, driver.ErrLost) && tries < 3; tries++ {
@@ -157,8 +153,6 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 	}
 	return driver.Grant{Hold: h, Token: token, Session: h.session, Sent: a.sent}, nil
 }
-
-var errSilent = errors.New("the server did not answer in time: is it reachable, and not overloaded?")
 
 // hold is one holding.
 type hold struct {
@@ -200,7 +194,7 @@ func (h *hold) Release(ctx context.Context) error {
 		}
 		return err
 	case h.step.Result != 1:
-		err = errGone
+		err = dbsession.ErrGone
 	}
 	h.done, h.result = true, err
 	h.b.mu.Lock()

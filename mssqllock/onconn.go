@@ -176,7 +176,7 @@ func (b *ConnBackend) do(verb dbsession.Verb, name string) (int64, error) {
 func (b *ConnBackend) release(name string) error {
 	got, err := b.do(doRelease, name)
 	if err == nil && got != 1 {
-		err = errGone
+		err = dbsession.ErrGone
 	}
 	return err
 }
@@ -212,13 +212,13 @@ func (h *connHold) Upgrade(context.Context, time.Duration) (uint64, error) {
 	case h.b.closed:
 		return 0, errConnClosed
 	case h.done || !h.b.mine[h.name]:
-		return 0, errGone // what is held of the name isn't this
+		return 0, dbsession.ErrGone // what is held of the name isn't this
 	}
 	got, err := h.b.do(doUpgrade, h.name)
 	switch {
 	case err != nil:
 	case got == notHeld:
-		err = errGone
+		err = dbsession.ErrGone
 	case got != 1:
 		err = driver.ErrHeld
 	}

@@ -12,11 +12,11 @@ import (
 
 // attempt is one call of Acquire.
 type attempt struct {
-	b        *Backend
-	r        *driver.Request
-	deadline time.Time // zero: none, or no waiting at all
-	names    names
-	sent     time.Time // when the question was sent that was granted
+	b     *Backend
+	r     *driver.Request
+	limit dbsession.Limit // of the wait
+	names names
+	sent  time.Time // when the question was sent that was granted
 }
 
 // ask asks once for what is wanted.
@@ -52,12 +52,7 @@ func (a *attempt) askAndCount(ctx context.Context) (*hold, uint64, error) {
 }
 
 // left returns how much of the time to wait is left.
-func (a *attempt) left() time.Duration {
-	if a.deadline.IsZero() {
-		return a.r.Wait
-	}
-	return max(time.Until(a.deadline), 0)
-}
+func (a *attempt) left() time.Duration { return a.limit.Left() }
 
 // do asks any session.
 func (a *attempt) do(ctx context.Context, st *dbsession.Step) (*dbsession.Session, error) {

@@ -157,11 +157,7 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 	if err := ctx.Err(); err != nil {
 		return driver.Grant{}, context.Cause(ctx)
 	}
-	var deadline time.Time
-	if r.Wait > 0 && r.Wait < driver.Forever {
-		deadline = time.Now().Add(r.Wait)
-	}
-	a := &attempt{b: b, r: &r, deadline: deadline, names: namesOf(b.opt.Prefix + r.Resource)}
+	a := &attempt{b: b, r: &r, limit: dbsession.LimitOf(r.Wait), names: namesOf(b.opt.Prefix + r.Resource)}
 	start := time.Now()
 	h, token, err := a.askAndCount(ctx)
 	for tries := 1; errors.Is(err, driver.ErrLost) && tries < 3; tries++ {
@@ -241,7 +237,7 @@ func (b *Backend) give(ctx context.Context, s *dbsession.Session, c *dbsession.C
 func (b *Backend) given(ctx context.Context, st *dbsession.Step) error {
 	err := b.pool.Await(ctx, st)
 	if err == nil && st.Result != 1 {
-		err = fmt.Errorf("%w: the server says that its session doesn't hold it", driver.ErrLost)
+		err = dbsession.ErrGone
 	}
 	return err
 }

@@ -83,10 +83,7 @@ func (b *ConnBackend) Acquire(ctx context.Context, r driver.Request) (driver.Gra
 	if ctx.Err() != nil {
 		return driver.Grant{}, context.Cause(ctx)
 	}
-	var deadline time.Time
-	if r.Wait > 0 && r.Wait < driver.Forever {
-		deadline = time.Now().Add(r.Wait)
-	}
+	limit := dbsession.LimitOf(r.Wait)
 	h := &connHold{b: b, name: LockName(r.Resource), free: allFree(namesOf(r.Resource).slots(maxReaders))}
 	type answer struct {
 		sent time.Time
@@ -94,7 +91,7 @@ func (b *ConnBackend) Acquire(ctx context.Context, r driver.Request) (driver.Gra
 	}
 	answered := make(chan answer, 1)
 	go func() {
-		sent, err := h.take(ctx, r.Wait, deadline)
+		sent, err := h.take(ctx, limit)
 		answered <- answer{sent, err}
 	}()
 	select {
@@ -116,11 +113,11 @@ func (b *ConnBackend) Acquire(ctx context.Context, r driver.Request) (driver.Gra
 
 // take takes the name if it is free and has no readers. Given time, it waits until
 // those have gone, with the name taken.
-func (h *connHold) take(ctx context.Context, wait time.Duration, deadline time.Time) (sent time.Time, err error) {
+func (h *connHold) take(ctx context.Context, limit dbsession.Limit) (sent time.Time, err error) {
 	name := literal(h.name)
 	mine := "IS_USED_LOCK(" + name + ")<=>CONNECTION_ID()"
 	read := "2"
-	if wait == 0 {
+	if limit == (dbsession.Limit{}) {
 		read = "RELEASE_LOCK(" + name + ")-1"
 	}
 	sent = time.Now()
@@ -133,13 +130,7 @@ func (h *connHold) take(ctx context.Context, wait time.Duration, deadline time.T
 	case got != 2:
 		return sent, driver.ErrHeld
 	}
-	left := func() time.Duration {
-		if deadline.IsZero() {
-			return wait
-		}
-		return time.Until(deadline)
-	}
-	err = dbsession.Poll(ctx, left, func() (bool, error) {
+	err = dbsession.Poll(ctx, limit.Left, func() (bool, error) {
 		sent = time.Now()
 		got, err := h.ask("SELECT IF(" + mine + "," + h.free + ",-1)")
 		if got < 0 { // the caller has released all that his connection held
@@ -202,7 +193,7 @@ func (b *ConnBackend) judge() error {
 func (b *ConnBackend) release(name string) error {
 	got, err := b.number("SELECT RELEASE_LOCK(" + literal(name) + ")")
 	if err == nil && got != 1 {
-		err = fmt.Errorf("%w: the server says that its session doesn't hold it", driver.ErrLost)
+		err = dbsession.ErrGone
 	}
 	return err
 }

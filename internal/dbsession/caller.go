@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	sqldriver "database/sql/driver"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -65,7 +66,7 @@ func (s *Caller) Renew(ctx context.Context) error {
 	go func() {
 		defer s.looking.Store(false)
 		err := s.Use(func(*Conn) error { return nil })
-		if err != nil && !s.harms(err) {
+		if !errors.Is(err, driver.ErrLost) {
 			err = nil
 		}
 		seen <- err

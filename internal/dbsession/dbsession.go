@@ -250,7 +250,7 @@ const closeTimeout = 2 * time.Second
 // Open opens a session, or says why that can't be done.
 func (p *Pool) Open(ctx context.Context) error {
 	// With a context that ends, that is what counts, and not a heartbeat.
-	ctx, cancel := context.WithTimeoutCause(ctx, p.opt.ConnectTimeout+time.Second, errSilent)
+	ctx, cancel := context.WithTimeoutCause(ctx, p.opt.ConnectTimeout+time.Second, ErrSilent)
 	defer cancel()
 	_, err := p.Do(ctx, &Step{Verb: Ping})
 	return err
@@ -444,7 +444,7 @@ func (p *Pool) Await(ctx context.Context, st *Step) error {
 		return st.err
 	}
 	if ctx.Done() == nil && !st.bounded {
-		bounded, cancel := context.WithTimeoutCause(ctx, p.opt.Heartbeat, errSilent)
+		bounded, cancel := context.WithTimeoutCause(ctx, p.opt.Heartbeat, ErrSilent)
 		defer cancel()
 		ctx = bounded
 	}
@@ -469,7 +469,7 @@ func (p *Pool) Await(ctx context.Context, st *Step) error {
 	if st.state == stepFinished {
 		return st.err
 	}
-	return errSilent
+	return ErrSilent
 }
 
 // Finished reports whether the step is through, whoever waits for it.
@@ -479,7 +479,8 @@ func (p *Pool) Finished(st *Step) bool {
 	return st.state == stepFinished
 }
 
-var errSilent = errors.New("the server did not answer in time: is it reachable, and not overloaded?")
+// ErrSilent says that an answer has not come in time.
+var ErrSilent = errors.New("the server did not answer in time: is it reachable, and not overloaded?")
 
 // finish ends the step and wakes up who waits for it. Pool.mu is held.
 func (p *Pool) finish(st *Step, err error) {

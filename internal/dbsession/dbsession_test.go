@@ -770,7 +770,7 @@ func TestP03_SlowSetupIsNoContextsError(t *testing.T) {
 	inBubble(t, Options{}, func(t *testing.T, v *server, p *Pool) {
 		v.setUp = ConnectTimeout + time.Second
 		_, err := p.Do(t.Context(), &Step{Verb: Ping})
-		if !errors.Is(err, errSilent) || errors.Is(err, context.DeadlineExceeded) {
+		if !errors.Is(err, ErrSilent) || errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("error %v", err)
 		}
 	})

@@ -10,6 +10,9 @@ import (
 	"github.com/distlock-go/distlock/driver"
 )
 
+// ErrGone says that the server denies what was thought to be held.
+var ErrGone = fmt.Errorf("%w: the server says that its session doesn't hold it", driver.ErrLost)
+
 // ErrEnded says that the session has ended that was just granted something.
 var ErrEnded = fmt.Errorf("%w: the session ended at the same moment", driver.ErrLost)
 

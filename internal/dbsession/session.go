@@ -169,7 +169,7 @@ func (p *Pool) grow() {
 	p.opening++
 	p.growing = true
 	p.tasks.Go(func() {
-		ctx, cancel := context.WithTimeoutCause(p.life, p.opt.ConnectTimeout, errSilent)
+		ctx, cancel := context.WithTimeoutCause(p.life, p.opt.ConnectTimeout, ErrSilent)
 		defer cancel()
 		_, err := p.open(ctx, sessionShared)
 		p.mu.Lock()

@@ -14,6 +14,30 @@ const (
 	pollLast  = 50 * time.Millisecond
 )
 
+// A Limit is how long somebody may wait, from when it was made. The zero value is not
+// at all.
+type Limit struct {
+	wait time.Duration
+	end  time.Time // zero: there is none, or no waiting
+}
+
+// LimitOf returns the limit of a wait that begins now; [driver.Forever] has no end.
+func LimitOf(wait time.Duration) Limit {
+	l := Limit{wait: wait}
+	if wait > 0 && wait < driver.Forever {
+		l.end = time.Now().Add(wait)
+	}
+	return l
+}
+
+// Left returns how much of it is left.
+func (l Limit) Left() time.Duration {
+	if l.end.IsZero() {
+		return l.wait
+	}
+	return max(time.Until(l.end), 0)
+}
+
 // Poll asks, with growing pauses, until the answer is yes. When nothing is left of
 // the time the error is ErrHeld.
 func Poll(ctx context.Context, left func() time.Duration, ask func() (bool, error)) error {
@@ -80,7 +104,7 @@ func (p *Pool) Wait(ctx context.Context, st *Step, d time.Duration) (*Session, e
 // more than such a session, and no longer than a heartbeat. It returns nil if
 // there is no room for one.
 func (p *Pool) Elsewhere(ctx context.Context, st *Step) (*Session, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, p.opt.Heartbeat, errSilent)
+	ctx, cancel := context.WithTimeoutCause(ctx, p.opt.Heartbeat, ErrSilent)
 	defer cancel()
 	p.mu.Lock()
 	room := !p.closed && p.mayWait()
@@ -258,7 +282,7 @@ func (p *Pool) waitingSession(ctx context.Context, over <-chan time.Time) (*Sess
 		s   *Session
 		err error
 	}
-	opening, cancel := context.WithTimeoutCause(p.life, patience, errSilent)
+	opening, cancel := context.WithTimeoutCause(p.life, patience, ErrSilent)
 	opened := make(chan result)
 	gone := make(chan struct{})
 	p.tasks.Go(func() {
