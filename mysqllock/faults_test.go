@@ -636,6 +636,7 @@ func TestNothingLeaks(t *testing.T) {
 		held := mustAcquire(t, holder, t.Name())
 		connections, statements := s.connections(t), s.statements(t)
 		db := s.pool(t, s.addr)
+		db.SetMaxIdleConns(-1) // one that was opened too late for its waiter is given back unused
 		l := distlock.New(New(db, &Options{IdleTimeout: 100 * time.Millisecond}), nil)
 		var all sync.WaitGroup
 		for w := range 10 {

@@ -268,6 +268,7 @@ func inBubble(t *testing.T, o Options, f func(t *testing.T, v *server, p *Pool))
 		v := newServer()
 		db := sql.OpenDB(v)
 		defer db.Close()
+		db.SetMaxIdleConns(-1) // one that was opened too late for its waiter is given back unused
 		if o.MaxSessions == 0 {
 			o.MaxSessions, o.MaxWaiting = 8, 4
 		}
