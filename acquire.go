@@ -228,8 +228,8 @@ func (l *Locker) askFromPlace(ctx context.Context, h *holding, r *request, admis
 		o := q.ask(ctx, refusal)
 		switch {
 		case o.pending != nil:
-			pending := o.pending // all of o would be kept for it
-			l.inBackground(func() { l.reclaim(pending, h, q.req) })
+			pending, req := o.pending, q.req // all of o and q would be kept for it
+			l.inBackground(func() { l.reclaim(pending, h, req) })
 			return false, o.failure
 		case o.refused():
 			l.queue.Retire(&h.place, o.answer)
@@ -237,7 +237,8 @@ func (l *Locker) askFromPlace(ctx context.Context, h *holding, r *request, admis
 		case o.failure != nil:
 			l.queue.Leave(&h.place)
 			if !o.definite() {
-				l.inBackground(func() { l.undo(q.req) })
+				req := q.req
+				l.inBackground(func() { l.undo(req) })
 			}
 			return false, o.failure
 		}
@@ -497,7 +498,8 @@ func (q *acquisition) askOnce(ctx context.Context, wait, limit time.Duration) ou
 		asking, cancel = context.WithCancelCause(asking)
 	}
 	answers := make(chan answer, 1)
-	go func() { answers <- q.put(asking) }()
+	put := *q // which stays on its caller's stack
+	go func() { answers <- put.put(asking) }()
 	var over <-chan time.Time
 	if limit != driver.Forever {
 		timer := time.NewTimer(limit)

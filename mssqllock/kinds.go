@@ -13,7 +13,7 @@ import (
 // attempt is one call of Acquire.
 type attempt struct {
 	b     *Backend
-	r     *driver.Request
+	r     driver.Request
 	limit dbsession.Limit // of the wait
 	names names
 	sent  time.Time // when the question was sent that was granted

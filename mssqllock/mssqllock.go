@@ -124,7 +124,7 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 	if err := ctx.Err(); err != nil {
 		return driver.Grant{}, context.Cause(ctx)
 	}
-	a := &attempt{b: b, r: &r, limit: dbsession.LimitOf(r.Wait), names: namesOf(b.opt.Prefix + r.Resource)}
+	a := &attempt{b: b, r: r, limit: dbsession.LimitOf(r.Wait), names: namesOf(b.opt.Prefix + r.Resource)}
 	begun := time.Now()
 	h, err := a.ask(ctx)
 	if errors.Is(err, driver.ErrLost) && r.Wait == 0 {
@@ -169,7 +169,7 @@ type hold struct {
 	token uint64
 
 	mu     sync.Mutex
-	step   *dbsession.Step // the release, when it was sent
+	step   *dbsession.Step // the release, while it is under way
 	done   bool
 	result error
 }
@@ -181,20 +181,9 @@ func (h *hold) Release(ctx context.Context) error {
 	if h.done {
 		return h.result
 	}
-	if h.step == nil {
-		h.step = &dbsession.Step{Verb: h.release, Key: h.key, Frees: h.claim}
-		h.b.pool.Send(ctx, h.session, h.step)
-	}
-	err := h.b.pool.Await(ctx, h.step)
-	switch {
-	case errors.Is(err, driver.ErrLost):
-	case err != nil:
-		if h.b.pool.Finished(h.step) {
-			h.step = nil // refused, and to be sent again
-		}
+	err := h.b.pool.GiveBack(ctx, h.session, h.claim, h.release, h.key, &h.step)
+	if err != nil && !errors.Is(err, driver.ErrLost) {
 		return err
-	case h.step.Result != 1:
-		err = dbsession.ErrGone
 	}
 	h.done, h.result = true, err
 	h.b.mu.Lock()

@@ -279,7 +279,8 @@ func (d *dialect) nobodyReads(v sqldriver.Value) (bool, error) {
 
 // quiet reports whether nobody was seen to read of late.
 func (d *dialect) quiet() bool {
-	return time.Now().UnixNano()-d.readers.Load() > int64(time.Second)
+	seen := d.readers.Load()
+	return seen == 0 || time.Now().UnixNano()-seen > int64(time.Second)
 }
 
 // args returns how many arguments the step has.

@@ -13,7 +13,7 @@ import (
 // attempt is one call of Acquire.
 type attempt struct {
 	b     *Backend
-	r     *driver.Request
+	r     driver.Request
 	limit dbsession.Limit // of the wait
 	names names
 	sent  time.Time // when the question was sent that was granted
@@ -222,11 +222,7 @@ func (s *share) leave(ctx context.Context, h *hold) error {
 	defer func() { <-s.turn }()
 	if s.session == on && s.term == h.term {
 		if s.holds == 1 {
-			if s.leaving == nil {
-				s.leaving = &dbsession.Step{Verb: doRelease, Key: s.slot, Frees: s.claim}
-				s.b.pool.Send(ctx, on, s.leaving)
-			}
-			err := s.left(ctx)
+			err := s.giveBack(ctx)
 			if err != nil && !errors.Is(err, driver.ErrLost) {
 				return err
 			}
@@ -239,18 +235,15 @@ func (s *share) leave(ctx context.Context, h *hold) error {
 	return nil
 }
 
-// left waits until the place is given back. Errors but ErrLost leave it open
-// whether it is.
-func (s *share) left(ctx context.Context) error {
-	err := s.b.given(ctx, s.leaving)
+// giveBack gives the place back. Errors but ErrLost leave it open whether it is, as
+// long as there is an answer to come.
+func (s *share) giveBack(ctx context.Context) error {
+	err := s.b.pool.GiveBack(ctx, s.session, s.claim, doRelease, s.slot, &s.leaving)
 	if err != nil && !errors.Is(err, driver.ErrLost) {
-		if s.b.pool.Finished(s.leaving) {
-			s.leaving = nil // refused: it is held still
-		}
 		return err
 	}
 	on := s.session
-	s.holds, s.session, s.leaving = 0, nil, nil
+	s.holds, s.session = 0, nil
 	s.b.notReading(on)
 	return err
 }
@@ -331,7 +324,7 @@ func (a *attempt) enterShare(ctx context.Context, s *share, locked bool) (*hold,
 	if s.leaving != nil {
 		// Whether it has been given back is decided by the server's answer, and not by
 		// how long somebody waited for that.
-		if err := s.left(ctx); err != nil && !errors.Is(err, driver.ErrLost) {
+		if err := s.giveBack(ctx); err != nil && !errors.Is(err, driver.ErrLost) {
 			return nil, err
 		}
 	}

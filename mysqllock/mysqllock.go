@@ -157,7 +157,7 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 	if err := ctx.Err(); err != nil {
 		return driver.Grant{}, context.Cause(ctx)
 	}
-	a := &attempt{b: b, r: &r, limit: dbsession.LimitOf(r.Wait), names: namesOf(b.opt.Prefix + r.Resource)}
+	a := &attempt{b: b, r: r, limit: dbsession.LimitOf(r.Wait), names: namesOf(b.opt.Prefix + r.Resource)}
 	start := time.Now()
 	h, token, err := a.askAndCount(ctx)
 	for tries := 1; errors.Is(err, driver.ErrLost) && tries < 3; tries++ {
@@ -193,7 +193,7 @@ type hold struct {
 	token uint64 // guarded by Backend.mu
 
 	mu     sync.Mutex
-	step   *dbsession.Step // the release, when it was sent
+	step   *dbsession.Step // the release, while it is under way
 	done   bool
 	result error
 }
@@ -209,13 +209,7 @@ func (h *hold) Release(ctx context.Context) error {
 	if h.share != nil {
 		err = h.share.leave(ctx, h)
 	} else {
-		if h.step == nil {
-			h.step = &dbsession.Step{Verb: doRelease, Key: h.key, Frees: h.claim}
-			h.b.pool.Send(ctx, h.session, h.step)
-		}
-		if err = h.b.given(ctx, h.step); err != nil && h.b.pool.Finished(h.step) {
-			h.step = nil // refused, and to be sent again
-		}
+		err = h.b.pool.GiveBack(ctx, h.session, h.claim, doRelease, h.key, &h.step)
 	}
 	if err == nil || errors.Is(err, driver.ErrLost) {
 		h.done, h.result = true, err
@@ -228,18 +222,8 @@ func (h *hold) Release(ctx context.Context) error {
 
 // give releases the key in the database, and then the claim.
 func (b *Backend) give(ctx context.Context, s *dbsession.Session, c *dbsession.Claim, key string) error {
-	st := &dbsession.Step{Verb: doRelease, Key: key, Frees: c}
-	b.pool.Send(ctx, s, st)
-	return b.given(ctx, st)
-}
-
-// given waits for the answer to a release.
-func (b *Backend) given(ctx context.Context, st *dbsession.Step) error {
-	err := b.pool.Await(ctx, st)
-	if err == nil && st.Result != 1 {
-		err = dbsession.ErrGone
-	}
-	return err
+	var underWay *dbsession.Step
+	return b.pool.GiveBack(ctx, s, c, doRelease, key, &underWay)
 }
 
 // dropped forgets what hung on a session: nobody releases what is lost.

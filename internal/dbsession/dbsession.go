@@ -140,8 +140,9 @@ type Step struct {
 
 	call    func(c *Conn) error
 	on      *Session      // where it must run; nil: anywhere
-	ready   chan struct{} // closed when it is finished, or overdue; nil: it was when Send returned
+	ready   chan struct{} // has a value when it is finished, and is closed when it is overdue
 	bounded bool          // it is overdue after a heartbeat
+	awaited bool          // it wasn't finished when Send returned, and ready hasn't told so
 
 	// Guarded by Pool.mu.
 	state   stepState
@@ -150,9 +151,11 @@ type Step struct {
 	left    bool     // nobody waits for it any more
 	undo    bool     // it gives back what another has taken
 	ran     *Session // where it ran, or runs
-	done    bool     // though the statement failed that it was part of
-	refused error    // by the server, when it was sent by itself
 	err     error
+
+	// The session's, while it runs.
+	done    bool  // though the statement failed that it was part of
+	refused error // by the server, when it was sent by itself
 }
 
 type stepState uint8
@@ -196,6 +199,7 @@ type Pool struct {
 	trip     time.Duration // about the shortest of late
 	claims   map[string]*Claim
 	tasks    sync.WaitGroup
+	steps    sync.Pool // of *Step, to be used again
 }
 
 var errClosed = errors.New("the backend is closed")
@@ -335,12 +339,14 @@ func (p *Pool) run(ctx context.Context, s *Session, asked *Step) (ran *Session, 
 	var first time.Time // when it was asked
 	// A session that has died may still be about to set the result of what it was
 	// asked.
-	st := new(*asked)
+	st := p.newStep(asked)
 	for tries := 1; err == nil; tries++ {
 		p.Send(ctx, s, st)
 		err = p.Await(ctx, st)
 		if err == nil {
-			return st.ran, st.Result, st.Null, nil
+			ran, result, null = st.ran, st.Result, st.Null
+			p.reuse(st)
+			return ran, result, null, nil
 		}
 		if s != nil || !errors.Is(err, driver.ErrLost) {
 			break
@@ -355,7 +361,7 @@ func (p *Pool) run(ctx context.Context, s *Session, asked *Step) (ran *Session, 
 			break
 		}
 		err = nil
-		st = new(*asked)
+		st = p.newStep(asked)
 		st.asked = first
 	}
 	p.mu.Lock()
@@ -385,6 +391,53 @@ func (p *Pool) run(ctx context.Context, s *Session, asked *Step) (ran *Session, 
 	return ran, result, null, err
 }
 
+// newStep returns a copy of what is asked.
+func (p *Pool) newStep(asked *Step) *Step {
+	st, _ := p.steps.Get().(*Step)
+	if st == nil {
+		st = &Step{ready: make(chan struct{}, 1)}
+	}
+	ready := st.ready
+	*st = *asked
+	st.ready = ready
+	return st
+}
+
+// reuse is for a step whose answer has come and been waited for, without an error:
+// no session knows it any more then, unless it was overdue.
+func (p *Pool) reuse(st *Step) {
+	if !st.overdue {
+		*st = Step{ready: st.ready} // and keeps nothing alive
+		p.steps.Put(st)
+	}
+}
+
+// GiveBack runs a step that gives back the claim's key on s. If ctx ends before it is
+// answered it goes on; underWay keeps it then, and to call GiveBack again is to wait
+// for its answer. With nil or another error it has been answered. The error is
+// ErrGone if the session did not hold the key.
+func (p *Pool) GiveBack(ctx context.Context, s *Session, c *Claim, verb Verb, key string, underWay **Step) error {
+	st := *underWay
+	if st == nil {
+		st = p.newStep(&Step{Verb: verb, Key: key, Frees: c})
+		p.Send(ctx, s, st)
+	}
+	err := p.Await(ctx, st)
+	if err != nil {
+		*underWay = st
+		if errors.Is(err, driver.ErrLost) || p.finished(st) {
+			*underWay = nil
+		}
+		return err
+	}
+	*underWay = nil
+	if st.Result != 1 {
+		err = ErrGone
+	}
+	p.reuse(st)
+	return err
+}
+
 // Send queues the step for s, or for any session if s is nil. If ctx never ends,
 // Send may return only when the step is finished.
 func (p *Pool) Send(ctx context.Context, s *Session, st *Step) {
@@ -398,8 +451,9 @@ func (p *Pool) Send(ctx context.Context, s *Session, st *Step) {
 			p.rouse(s)
 		}
 	}
-	if st.state != stepFinished {
-		st.ready = make(chan struct{})
+	st.awaited = st.state != stepFinished
+	if st.awaited && st.ready == nil {
+		st.ready = make(chan struct{}, 1)
 	}
 }
 
@@ -440,7 +494,7 @@ func (p *Pool) enqueue(s *Session, st *Step) *Session {
 // Await waits until the step is finished, or ctx ends; if that never ends, for
 // as long as a statement may take.
 func (p *Pool) Await(ctx context.Context, st *Step) error {
-	if st.ready == nil {
+	if !st.awaited {
 		return st.err
 	}
 	if ctx.Done() == nil && !st.bounded {
@@ -462,6 +516,7 @@ func (p *Pool) Await(ctx context.Context, st *Step) error {
 		}
 	}
 	if !st.overdue {
+		st.awaited = false
 		return st.err
 	}
 	p.mu.Lock()
@@ -472,8 +527,8 @@ func (p *Pool) Await(ctx context.Context, st *Step) error {
 	return ErrSilent
 }
 
-// Finished reports whether the step is through, whoever waits for it.
-func (p *Pool) Finished(st *Step) bool {
+// finished reports whether the step is through, whoever waits for it.
+func (p *Pool) finished(st *Step) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return st.state == stepFinished
@@ -490,19 +545,24 @@ func (p *Pool) finish(st *Step, err error) {
 
 // tell wakes up who waits for the step, which is finished.
 func (st *Step) tell() {
-	if st.ready != nil && !st.overdue {
-		close(st.ready)
+	if st.awaited && !st.overdue {
+		st.ready <- struct{}{}
 	}
+}
+
+// verdict returns what the answer to a statement is for a step that was part of it.
+func (st *Step) verdict(err error) error {
+	switch {
+	case st.done:
+		return nil
+	case err == nil:
+		return st.refused
+	}
+	return err
 }
 
 // settle ends the step. Pool.mu is held.
 func (p *Pool) settle(st *Step, err error) {
-	switch {
-	case st.done:
-		err = nil
-	case err == nil:
-		err = st.refused
-	}
 	st.state, st.err = stepFinished, err
 	if st.Frees != nil && (err == nil || errors.Is(err, driver.ErrLost)) {
 		st.Frees.free()

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"math/rand/v2"
 	"strings"
 	"sync"
 	"testing"
@@ -138,6 +140,13 @@ func (v *server) held(key string) int {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return len(v.holders[key])
+}
+
+// holding returns the sessions that hold the key.
+func (v *server) holding(key string) map[int64]int {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return maps.Clone(v.holders[key])
 }
 
 func (v *server) sessions() int {
@@ -458,6 +467,93 @@ func TestP11_SilentServerLosesTheSession(t *testing.T) {
 		c, s := take(t, p, "a") // on another one
 		give(t, p, c, s)
 	})
+}
+
+// Whatever happens to a step, its answer goes to nobody else: steps are used again.
+func TestP02_AnswersFindTheirSteps(t *testing.T) {
+	for name, o := range map[string]Options{"asked by a session": {}, "asked by the caller": cutting} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, o, func(t *testing.T, v *server, p *Pool) {
+				v.on(func(s *session, _ []*Step) error {
+					time.Sleep(time.Millisecond)
+					switch rand.IntN(200) {
+					case 0:
+						v.end(s.id)
+						return io.EOF
+					case 1, 2:
+						time.Sleep(heartbeat / 2)
+					case 3:
+						select {
+						case <-time.After(3 * heartbeat / 2):
+						case <-s.killed:
+							return io.EOF
+						}
+					case 4, 5, 6:
+						return errRefused
+					}
+					return nil
+				})
+				within := func() (context.Context, context.CancelFunc) {
+					if rand.IntN(2) == 0 {
+						return context.Background(), func() {}
+					}
+					return context.WithTimeout(context.Background(), time.Duration(rand.IntN(5))*time.Millisecond)
+				}
+				var all sync.WaitGroup
+				granted := make([]int, 40)
+				for i := range granted {
+					key := fmt.Sprint("of ", i)
+					all.Go(func() {
+						for range 100 {
+							c, err := p.Claim(context.Background(), key, time.Minute)
+							if c == nil || err != nil {
+								t.Errorf("claim %q: %v, %v", key, c, err)
+								return
+							}
+							ctx, cancel := within()
+							s, result, err := p.Take(ctx, c, get, nil)
+							cancel()
+							if err != nil || result != 1 {
+								continue
+							}
+							v.mu.Lock()
+							if n := v.holders[key][s.self.ID]; n != 1 && !s.Dead() && v.open[s.self.ID] != nil {
+								t.Errorf("%q is held %d times by the session that is said to hold it", key, n)
+							}
+							v.mu.Unlock()
+							granted[i]++
+							var underWay *Step
+							err = errors.New("not yet")
+							for err != nil && !errors.Is(err, driver.ErrLost) {
+								ctx, cancel := within()
+								err = p.GiveBack(ctx, s, c, release, key, &underWay)
+								cancel()
+								time.Sleep(time.Millisecond)
+							}
+							if _, held := v.holding(key)[s.self.ID]; held && err == nil {
+								t.Errorf("%q is held after it was given back", key)
+							}
+						}
+					})
+				}
+				all.Wait()
+				total := 0
+				for _, n := range granted {
+					total += n
+				}
+				if total < 10*len(granted) {
+					t.Errorf("only %d of %d were granted", total, 100*len(granted))
+				}
+				v.on(nil)
+				time.Sleep(2 * heartbeat)
+				for i := range granted {
+					if n := v.held(fmt.Sprint("of ", i)); n != 0 {
+						t.Errorf("the key %d is held by %d sessions in the end", i, n)
+					}
+				}
+			})
+		})
+	}
 }
 
 // A session that dies may yet set the result of what it was asked; that is no

@@ -127,7 +127,9 @@ func (c *Claim) free() {
 	p := c.pool
 	if c.on != nil {
 		c.on.holds--
-		c.on.touch()
+		if c.on.holds == 0 {
+			c.on.touch()
+		}
 	}
 	if len(c.line) == 0 {
 		delete(p.claims, c.key)

@@ -389,7 +389,7 @@ func (s *Session) turn() bool {
 		return false
 	}
 	for _, st := range batch {
-		p.settle(st, err)
+		p.settle(st, st.verdict(err))
 	}
 	if len(batch) == 1 {
 		batch[0].tell()

@@ -331,7 +331,7 @@ func (p *Pool) waitOn(ctx context.Context, s *Session, st *Step, deadline time.T
 	w := &ownWait{s: s, step: *st} // a copy: the caller may be gone when the answer comes
 	wanted, stop := context.WithCancel(s.conn.life)
 	w.stop = stop
-	w.outer.Verb, w.outer.ready = Exclusively, make(chan struct{})
+	w.outer.Verb, w.outer.awaited, w.outer.ready = Exclusively, true, make(chan struct{}, 1)
 	w.outer.call = func(c *Conn) error {
 		defer stop()
 		return p.dialect.Wait(wanted, c, &w.step, min(max(time.Until(deadline), 0), forever))
