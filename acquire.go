@@ -498,8 +498,8 @@ func (q *acquisition) askOnce(ctx context.Context, wait, limit time.Duration) ou
 		asking, cancel = context.WithCancelCause(asking)
 	}
 	answers := make(chan answer, 1)
-	put := *q // which stays on its caller's stack
-	go func() { answers <- put.put(asking) }()
+	question := *q // which stays on its caller's stack
+	go func() { answers <- question.put(asking) }()
 	var over <-chan time.Time
 	if limit != driver.Forever {
 		timer := time.NewTimer(limit)

@@ -154,10 +154,7 @@ func (a *attempt) wait(ctx context.Context, claim *dbsession.Claim, verb dbsessi
 
 // abandon gives back a key that didn't lead to a grant.
 func (a *attempt) abandon(err error, s *dbsession.Session, claim *dbsession.Claim, key string) error {
-	given := a.b.give(context.Background(), s, claim, key)
-	if given != nil && !errors.Is(given, driver.ErrLost) {
-		s.Abandon()
-	}
+	a.b.give(s, claim, key)
 	return err
 }
 
@@ -284,9 +281,7 @@ func (a *attempt) sharedOn(ctx context.Context, s *share) (*hold, error) {
 		return nil, err
 	}
 	h, err = a.enterShare(ctx, s, true)
-	if given := a.b.give(context.Background(), on, claim, a.names.lock); given != nil && !errors.Is(given, driver.ErrLost) {
-		on.Abandon()
-	}
+	a.b.give(on, claim, a.names.lock)
 	return h, err
 }
 
@@ -438,9 +433,7 @@ func (b *Backend) notReading(s *dbsession.Session) {
 		return
 	}
 	r.session = nil
-	if err := b.give(context.Background(), s, r.claim, r.name); err != nil && !errors.Is(err, driver.ErrLost) {
-		s.Abandon()
-	}
+	b.give(s, r.claim, r.name)
 }
 
 // permit takes one of the permits. Those who wait do so in the line for a gate;

@@ -220,10 +220,14 @@ func (h *hold) Release(ctx context.Context) error {
 	return err
 }
 
-// give releases the key in the database, and then the claim.
-func (b *Backend) give(ctx context.Context, s *dbsession.Session, c *dbsession.Claim, key string) error {
+// give releases the key in the database, and then the claim. If that can't be done the
+// session is given up, and the key with it: nobody would try again.
+func (b *Backend) give(s *dbsession.Session, c *dbsession.Claim, key string) {
 	var underWay *dbsession.Step
-	return b.pool.GiveBack(ctx, s, c, doRelease, key, &underWay)
+	err := b.pool.GiveBack(context.Background(), s, c, doRelease, key, &underWay)
+	if err != nil && !errors.Is(err, driver.ErrLost) {
+		s.Abandon()
+	}
 }
 
 // dropped forgets what hung on a session: nobody releases what is lost.

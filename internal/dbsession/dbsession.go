@@ -142,7 +142,7 @@ type Step struct {
 	on      *Session      // where it must run; nil: anywhere
 	ready   chan struct{} // has a value when it is finished, and is closed when it is overdue
 	bounded bool          // it is overdue after a heartbeat
-	awaited bool          // it wasn't finished when Send returned, and ready hasn't told so
+	awaited bool          // it wasn't finished when send returned, and ready hasn't told so
 
 	// Guarded by Pool.mu.
 	state   stepState
@@ -341,8 +341,8 @@ func (p *Pool) run(ctx context.Context, s *Session, asked *Step) (ran *Session, 
 	// asked.
 	st := p.newStep(asked)
 	for tries := 1; err == nil; tries++ {
-		p.Send(ctx, s, st)
-		err = p.Await(ctx, st)
+		p.send(ctx, s, st)
+		err = p.await(ctx, st)
 		if err == nil {
 			ran, result, null = st.ran, st.Result, st.Null
 			p.reuse(st)
@@ -420,27 +420,25 @@ func (p *Pool) GiveBack(ctx context.Context, s *Session, c *Claim, verb Verb, ke
 	st := *underWay
 	if st == nil {
 		st = p.newStep(&Step{Verb: verb, Key: key, Frees: c})
-		p.Send(ctx, s, st)
+		p.send(ctx, s, st)
 	}
-	err := p.Await(ctx, st)
-	if err != nil {
-		*underWay = st
-		if errors.Is(err, driver.ErrLost) || p.finished(st) {
-			*underWay = nil
-		}
-		return err
-	}
+	err := p.await(ctx, st)
 	*underWay = nil
-	if st.Result != 1 {
-		err = ErrGone
+	switch {
+	case err == nil:
+		if st.Result != 1 {
+			err = ErrGone
+		}
+		p.reuse(st)
+	case !errors.Is(err, driver.ErrLost) && !p.finished(st):
+		*underWay = st
 	}
-	p.reuse(st)
 	return err
 }
 
-// Send queues the step for s, or for any session if s is nil. If ctx never ends,
-// Send may return only when the step is finished.
-func (p *Pool) Send(ctx context.Context, s *Session, st *Step) {
+// send queues the step for s, or for any session if s is nil. If ctx never ends,
+// send may return only when the step is finished.
+func (p *Pool) send(ctx context.Context, s *Session, st *Step) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	st.bounded = ctx.Done() == nil
@@ -452,12 +450,9 @@ func (p *Pool) Send(ctx context.Context, s *Session, st *Step) {
 		}
 	}
 	st.awaited = st.state != stepFinished
-	if st.awaited && st.ready == nil {
-		st.ready = make(chan struct{}, 1)
-	}
 }
 
-// start is Send, but returns at once, and nobody waits for the answer.
+// start is send, but returns at once, and nobody waits for the answer.
 func (p *Pool) start(s *Session, st *Step) {
 	if s := p.enqueue(s, st); s != nil {
 		p.rouse(s)
@@ -491,9 +486,9 @@ func (p *Pool) enqueue(s *Session, st *Step) *Session {
 	return nil
 }
 
-// Await waits until the step is finished, or ctx ends; if that never ends, for
+// await waits until the step is finished, or ctx ends; if that never ends, for
 // as long as a statement may take.
-func (p *Pool) Await(ctx context.Context, st *Step) error {
+func (p *Pool) await(ctx context.Context, st *Step) error {
 	if !st.awaited {
 		return st.err
 	}

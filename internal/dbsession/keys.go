@@ -128,7 +128,7 @@ func (c *Claim) free() {
 	if c.on != nil {
 		c.on.holds--
 		if c.on.holds == 0 {
-			c.on.touch()
+			c.on.idleSince = time.Now()
 		}
 	}
 	if len(c.line) == 0 {

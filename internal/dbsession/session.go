@@ -145,9 +145,6 @@ func (s *Session) crowded() bool {
 	return false
 }
 
-// touch starts the time anew after which s is idle. Pool.mu is held.
-func (s *Session) touch() { s.idleSince = time.Now() }
-
 // grow opens a session if one more is of use. Pool.mu is held.
 func (p *Pool) grow() {
 	if p.growing || p.closed {
