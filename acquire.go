@@ -483,6 +483,9 @@ func (l *Locker) restOfPause(pause time.Duration, sent reading, left time.Durati
 func (q *acquisition) askOnce(ctx context.Context, wait, limit time.Duration) outcome {
 	l := q.locker
 	q.req.Wait, q.req.Queue = wait, q.r.timeout != 0
+	if wait == 0 && l.bound > 0 && q.upgrader == nil && l.prompt.Has(q.r.mode) {
+		return q.askHere(ctx, limit)
+	}
 	// The question has a context of its own, which ends when nobody waits for the
 	// answer any more, unless that comes soon: a grant must not depend on the
 	// caller's.
@@ -491,8 +494,7 @@ func (q *acquisition) askOnce(ctx context.Context, wait, limit time.Duration) ou
 		asking = context.WithoutCancel(ctx)
 	}
 	if wait == 0 && l.inTime(ctx, limit) {
-		a := q.put(asking)
-		return outcome{answer: a, failure: a.err}
+		return outcomeOf(q.put(asking))
 	}
 	if wait > 0 || l.bound == 0 {
 		asking, cancel = context.WithCancelCause(asking)
@@ -510,7 +512,7 @@ func (q *acquisition) askOnce(ctx context.Context, wait, limit time.Duration) ou
 	select {
 	case a := <-answers:
 		cancel(nil)
-		return outcome{answer: a, failure: a.err}
+		return outcomeOf(a)
 	case <-ctx.Done():
 		err = ended(ctx, q.contended)
 	case <-l.gate.Done():
@@ -520,6 +522,37 @@ func (q *acquisition) askOnce(ctx context.Context, wait, limit time.Duration) ou
 	}
 	cancel(err)
 	return outcome{pending: answers, failure: err}
+}
+
+// askHere is askOnce for a backend that returns by itself when the caller is to be told
+// something. It may be given the caller's context, since a grant outlives that.
+func (q *acquisition) askHere(ctx context.Context, limit time.Duration) outcome {
+	asking := ctx
+	if limit < q.locker.bound-leastAnswer {
+		var cancel context.CancelFunc
+		asking, cancel = context.WithTimeout(ctx, limit)
+		defer cancel()
+	}
+	o := outcomeOf(q.put(asking))
+	switch {
+	case o.err == nil || o.definite():
+	case ctx.Err() != nil:
+		o.failure = ended(ctx, q.contended)
+	case asking.Err() != nil:
+		o.failure = timedOut(&q.r, q.contended)
+	}
+	return o
+}
+
+// outcomeOf returns what comes of an answer.
+func outcomeOf(a answer) outcome {
+	o := outcome{answer: a, failure: a.err}
+	if unsettled := (*driver.UnsettledError)(nil); errors.As(a.err, &unsettled) {
+		pending := make(chan answer, 1)
+		pending <- a
+		o.pending = pending
+	}
+	return o
 }
 
 // inTime reports whether the backend answers by itself before the caller has to be

@@ -857,6 +857,74 @@ func TestP08_AnswersWithin(t *testing.T) {
 	}
 }
 
+// A backend that returns when its context ends is called in the caller's goroutine by
+// those, too, who can be interrupted, or have less time than it may take. It is done
+// with what it left unsettled before the next of this process asks.
+func TestP08_Interruptible(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		timeout time.Duration
+		cancel  time.Duration // after which the caller's context ends; 0: never
+		returns time.Duration
+		want    []error
+	}{
+		{"canceled", time.Minute, 10 * time.Millisecond, 10 * time.Millisecond, []error{context.Canceled}},
+		{"short of time", 200 * time.Millisecond, 0, 200 * time.Millisecond, []error{distlock.ErrNotAcquired}},
+		{"a single try", 0, 10 * time.Millisecond, 10 * time.Millisecond, []error{context.Canceled}},
+		{"silent", time.Minute, 0, 5 * time.Second, []error{errSilent}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				s := newStore()
+				s.info.AnswersWithin = 5 * time.Second
+				s.info.Interruptible = driver.ModesOf(driver.Exclusive)
+				settled := make(chan struct{})
+				inline, asked := false, 0
+				s.answer = func(ctx context.Context, _ driver.Request) (driver.Grant, bool, error) {
+					if asked++; asked > 1 {
+						return driver.Grant{}, false, nil
+					}
+					stack := make([]byte, 1<<16)
+					inline = strings.Contains(string(stack[:runtime.Stack(stack, false)]), "(*Locker).Acquire(")
+					err := errSilent
+					select {
+					case <-ctx.Done():
+						err = context.Cause(ctx)
+					case <-time.After(5 * time.Second):
+					}
+					return driver.Grant{}, true, fmt.Errorf("wrapped: %w", &driver.UnsettledError{Err: err, Settled: settled})
+				}
+				l := newLocker(t, s, nil)
+				ctx := context.WithoutCancel(t.Context())
+				if c.cancel > 0 {
+					var cancel context.CancelFunc
+					ctx, cancel = context.WithCancel(ctx)
+					time.AfterFunc(c.cancel, cancel)
+				}
+				within(t, c.returns, "Acquire", func() {
+					_, err := l.Acquire(ctx, "a", distlock.Timeout(c.timeout))
+					wantErr(t, err, c.want)
+				})
+				if !inline {
+					t.Error("not called in the caller's goroutine")
+				}
+				start := time.Now()
+				time.AfterFunc(time.Second, func() { close(settled) })
+				lock := mustAcquire(t, l, "a", distlock.Timeout(time.Minute))
+				if d := time.Since(start); d != time.Second {
+					t.Errorf("the next got it after %v, and it was settled after 1s", d)
+				}
+				mustRelease(t, lock)
+				if n := s.count("undo"); n > 0 {
+					t.Errorf("%d calls of Undo", n)
+				}
+			})
+		})
+	}
+}
+
+var errSilent = errors.New("no answer")
+
 // Who polls for what is held for a moment asks again soon, and who polls for what
 // is held for long has time.
 func TestP19_PollingFollowsHowLongItIsHeld(t *testing.T) {

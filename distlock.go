@@ -31,6 +31,7 @@ type Locker struct {
 	pace      pace
 	leases    bool
 	bound     time.Duration // of the backend's answers; 0: none
+	prompt    driver.Modes  // in which the backend returns when the context ends
 	options   Options
 	watching  bool  // somebody is told of dropped locks
 	bad       error // what is wrong with the options
@@ -44,8 +45,8 @@ type Locker struct {
 	keepers   map[driver.Session]*keeper
 	schedule  schedule
 
-	busyMu   sync.Mutex
-	busy     int           // pieces of work that Close waits for
+	busy     atomic.Int64 // pieces of work that Close waits for
+	idleMu   sync.Mutex
 	idle     chan struct{} // closed when busy is 0; nil if nobody waits for it
 	finished chan struct{} // closed when nothing may be asked of the backend any more
 
@@ -66,6 +67,7 @@ func New(b driver.Backend, o *Options) *Locker {
 		pollMax: info.PollMax,
 		leases:  info.MaxTTL > 0,
 		bound:   info.AnswersWithin,
+		prompt:  info.Interruptible,
 		keepers: make(map[driver.Session]*keeper),
 
 		finished: make(chan struct{}),
@@ -379,17 +381,15 @@ func (l *Locker) report(what string, trace func(Event), e Event) {
 }
 
 // begin makes Close wait until end is called.
-func (l *Locker) begin() {
-	l.busyMu.Lock()
-	defer l.busyMu.Unlock()
-	l.busy++
-}
+func (l *Locker) begin() { l.busy.Add(1) }
 
 func (l *Locker) end() {
-	l.busyMu.Lock()
-	defer l.busyMu.Unlock()
-	l.busy--
-	if l.busy == 0 && l.idle != nil {
+	if l.busy.Add(-1) > 0 {
+		return
+	}
+	l.idleMu.Lock()
+	defer l.idleMu.Unlock()
+	if l.idle != nil && l.busy.Load() == 0 {
 		close(l.idle)
 		l.idle = nil
 	}
@@ -406,14 +406,14 @@ func (l *Locker) inBackground(f func()) {
 
 // waitUntilIdle waits until all work is done, or ctx.
 func (l *Locker) waitUntilIdle(ctx context.Context) {
-	l.busyMu.Lock()
-	if l.busy == 0 {
-		l.busyMu.Unlock()
+	idle := make(chan struct{})
+	l.idleMu.Lock()
+	l.idle = idle // before the look: whoever ends after that sees it
+	busy := l.busy.Load() > 0
+	l.idleMu.Unlock()
+	if !busy {
 		return
 	}
-	idle := make(chan struct{})
-	l.idle = idle
-	l.busyMu.Unlock()
 	select {
 	case <-idle:
 	case <-ctx.Done():

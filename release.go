@@ -206,9 +206,13 @@ func (l *Locker) reclaim(pending <-chan answer, h *holding, req driver.Request) 
 	leave := func() { l.queue.Leave(&h.place) }
 	defer leave()
 	defer time.AfterFunc(l.options.ReleaseTimeout, leave).Stop()
-	switch a := <-pending; {
+	a := <-pending
+	unsettled := (*driver.UnsettledError)(nil)
+	switch {
 	case a.err == nil:
 		l.retryRelease(a.grant.Hold, h.resource())
+	case errors.As(a.err, &unsettled):
+		<-unsettled.Settled
 	case !a.definite():
 		l.undo(req)
 	}

@@ -10,7 +10,7 @@
 // announces loss, gives back what arrived too late, and words the errors. A
 // backend answers one question at a time about one store, synchronously. It
 // starts no goroutine that outlives a call, except to serve a [Session] that
-// it owns.
+// it owns, or to take back what an [UnsettledError] is about.
 //
 // # Concurrency
 //
@@ -39,6 +39,7 @@
 //     by it, or, from Upgrade, just what was held before.
 //   - [ErrLost]: the holding, or the session, has ended in the store. There is
 //     nothing to release.
+//   - An [UnsettledError]: unknown yet. The backend deals with it by itself.
 //   - Any other error, the context's own included: unknown. The store may have
 //     done it. After such an error from Acquire package distlock calls
 //     [Undoer.Undo], where there is one; a backend without Undo must itself
@@ -72,6 +73,20 @@ var (
 	// part of a cycle and refused it. It is the same value as distlock.ErrDeadlock.
 	ErrDeadlock = errors.New("deadlock")
 )
+
+// An UnsettledError is the error of an Acquire that didn't wait for the store's answer,
+// because its context had ended, or for another reason. The backend sees to it that
+// nothing comes of it, and needs no [Undoer] for that.
+type UnsettledError struct {
+	Err     error           // why it didn't wait
+	Settled <-chan struct{} // closed when nothing is held by it, and nothing will be
+}
+
+// Error implements error.
+func (e *UnsettledError) Error() string { return e.Err.Error() }
+
+// Unwrap returns why the store's answer wasn't waited for.
+func (e *UnsettledError) Unwrap() error { return e.Err }
 
 // Forever as [Request.Wait] asks to wait as long as the context lives.
 const Forever time.Duration = math.MaxInt64
@@ -148,8 +163,15 @@ type Info struct {
 	// and Release, return within it, whatever the store does, and also if their context
 	// never ends. Package distlock then calls them in the caller's own goroutine, which
 	// saves the change to another, where that can't make the caller late: always with
-	// 100 ms or less, else where nothing could interrupt the caller.
+	// 100 ms or less, else where nothing could interrupt the caller, or in the modes that
+	// are Interruptible.
 	AnswersWithin time.Duration
+
+	// Interruptible are the modes in which Acquire with a wait of zero promises one thing
+	// more: it returns soon after its context has ended, whatever the store does, with an
+	// *[UnsettledError] if something may come of it yet. Without AnswersWithin it means
+	// nothing.
+	Interruptible Modes
 }
 
 // Backend is one store.
