@@ -132,7 +132,7 @@ func (h *Harness) ttl(info driver.Info) time.Duration {
 type clause struct {
 	name  string
 	modes driver.Modes // that it is about; the backend must have them
-	needs string       // functions of the harness, "tokens", "leases", "bound", separated by blanks
+	needs string       // functions of the harness, "tokens", "leases", "bound", "interruptible", separated by blanks
 	alone bool         // it measures what other cases would disturb, or disturbs them
 	real  bool         // it needs the garbage collector or other processes, and so the real clock
 	run   func(t *trial)
@@ -159,6 +159,10 @@ func (c *clause) missing(h *Harness, info driver.Info) string {
 		case "bound":
 			if info.AnswersWithin == 0 {
 				return "the backend doesn't say how soon it answers"
+			}
+		case "interruptible":
+			if info.Interruptible == 0 {
+				return "the backend is interruptible in no mode"
 			}
 		default:
 			if !functions[need] {

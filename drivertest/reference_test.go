@@ -329,9 +329,10 @@ func (m *memory) Info() driver.Info {
 		Modes: driver.ModesOf(driver.Exclusive, driver.Shared, driver.Upgradeable, driver.Permit),
 	}
 	switch m.store.defect {
-	case "", "never gives up by itself", "hangs while the store is mute", "a mute store is ErrHeld":
+	case "", "never gives up by itself", "hangs while the store is mute", "a mute store is ErrHeld", "settled before it is":
 		// With the others package distlock is to give its questions a context that ends.
 		i.AnswersWithin = answering
+		i.Interruptible = driver.ModesOf(driver.Exclusive)
 	}
 	if strings.HasPrefix(m.store.defect, "a missing mode") {
 		i.Modes = driver.ModesOf(driver.Exclusive)
@@ -499,6 +500,9 @@ func (m *memory) acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 		if s.is("lost answer is kept") {
 			g.Hold.(*hold).record.request.Owner.ID = driver.ID{}
 		}
+		if ctx.Err() != nil && m.Info().Interruptible.Has(r.Mode) {
+			return driver.Grant{}, m.takeBack(g, err)
+		}
 		return driver.Grant{}, err
 	}
 	if s.is("context ends the holding") {
@@ -509,6 +513,21 @@ func (m *memory) acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 		})
 	}
 	return g, nil
+}
+
+// takeBack gives back what was granted too late, when the store speaks again.
+func (m *memory) takeBack(g driver.Grant, err error) error {
+	settled := make(chan struct{})
+	if m.store.is("settled before it is") {
+		close(settled)
+	} else {
+		go func() {
+			defer close(settled)
+			_ = m.answer(context.Background())
+			_ = g.Hold.Release(context.Background())
+		}()
+	}
+	return &driver.UnsettledError{Err: err, Settled: settled}
 }
 
 // grant grants the request if nothing speaks against it.

@@ -239,6 +239,10 @@ func (t *trial) saw(err error) {
 // undo does for a failed attempt what package distlock does.
 func (t *trial) undo(b driver.Backend, r driver.Request, err error) {
 	t.Helper()
+	if unsettled := (*driver.UnsettledError)(nil); errors.As(err, &unsettled) {
+		t.settled(unsettled)
+		return
+	}
 	u, ok := b.(driver.Undoer)
 	if !ok || errors.Is(err, driver.ErrHeld) || errors.Is(err, errors.ErrUnsupported) || errors.Is(err, driver.ErrDeadlock) {
 		return
@@ -246,6 +250,16 @@ func (t *trial) undo(b driver.Backend, r driver.Request, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	t.eventually(patience, "Undo succeeds", func() bool { return u.Undo(ctx, r) == nil })
+}
+
+// settled waits until nothing is left of a call.
+func (t *trial) settled(err *driver.UnsettledError) {
+	t.Helper()
+	select {
+	case <-err.Settled:
+	case <-time.After(patience):
+		t.Fatalf("not settled %v after: %v", patience, err)
+	}
 }
 
 // persist asks for at most wait, again after each early ErrHeld, as package

@@ -131,6 +131,38 @@ var silence = []clause{
 			}
 		}
 	}},
+	{name: "P08_S02_interruptible_returns_and_settles", needs: "Mute interruptible bound", run: func(t *trial) {
+		a, b := t.two()
+		t.release(t.hold(a, t.resource())) // so that there is a connection to be mute on
+		for _, m := range []driver.Mode{driver.Exclusive, driver.Shared, driver.Upgradeable, driver.Permit} {
+			if !a.Info().Interruptible.Has(m) {
+				continue
+			}
+			var left *driver.UnsettledError
+			var r driver.Request
+			t.atBest(prompt, "the return after the context was canceled, while the store is mute", func() time.Duration {
+				r = t.request(a, t.resource(), m)
+				speak := t.h.Mute(t, a)
+				defer speak()
+				ctx, cancel := context.WithCancel(context.Background())
+				time.AfterFunc(300*time.Millisecond, cancel)
+				start := time.Now()
+				g, err := t.ask(ctx, a, r)
+				took := time.Since(start)
+				if err == nil || errors.Is(err, driver.ErrHeld) {
+					t.Fatalf("an answer of a store that is mute: %v, %v", g, err)
+				}
+				if !errors.As(err, &left) {
+					left = nil
+				}
+				return took - 300*time.Millisecond
+			})
+			if left != nil {
+				t.settled(left)
+			}
+			t.freeWithin(prompt, b, r, "after it was settled")
+		}
+	}},
 	{name: "P07_S01_lost_answer_leaves_nothing", needs: "Mute", run: func(t *trial) {
 		a, b := t.two()
 		name := t.resource()

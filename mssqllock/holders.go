@@ -175,13 +175,9 @@ func (b *Backend) exactly(ctx context.Context, name string) (locks []lock, sure 
 // holdersOf returns who is behind a row: the holdings of this backend, or what
 // the server tells of the client.
 func (b *Backend) holdersOf(l lock, key string, m driver.Mode) []driver.Holder {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	var own []driver.Holder
-	for h := range b.held {
-		if h.key == key && h.session.Identity().ID == l.session && !h.session.Dead() {
-			own = append(own, driver.Holder{Owner: h.owner, Mode: m, Since: h.since, Token: h.token})
-		}
+	own := b.pool.Holders(key, l.session)
+	for i := range own {
+		own[i].Mode = m
 	}
 	if len(own) == 0 {
 		own = []driver.Holder{{Owner: l.client, Mode: m}}

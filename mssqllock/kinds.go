@@ -47,6 +47,9 @@ func (a *attempt) upgradeable(ctx context.Context) (*hold, error) {
 // exclusively takes the lock in a mode that one at a time may have. Of this
 // process only one asks for it.
 func (a *attempt) exclusively(ctx context.Context, verb dbsession.Verb) (*hold, error) {
+	if a.r.Wait == 0 && verb == doGet {
+		return a.exclusiveAtOnce(ctx)
+	}
 	claim, err := a.b.pool.Claim(ctx, a.names.lock, a.left())
 	if err != nil {
 		return nil, err
@@ -55,6 +58,28 @@ func (a *attempt) exclusively(ctx context.Context, verb dbsession.Verb) (*hold, 
 		return nil, driver.ErrHeld
 	}
 	return a.take(ctx, verb, a.names.lock, claim)
+}
+
+func (a *attempt) exclusiveAtOnce(ctx context.Context) (*hold, error) {
+	h := &hold{b: a.b, Holding: dbsession.Holding{Key: a.names.lock, GiveBack: doRelease}}
+	result, sent, err := a.b.pool.Take(ctx, &h.Holding, doGet, nil)
+	a.sent = sent
+	switch {
+	case err != nil:
+		return nil, err
+	case result < 0:
+		return nil, codeError(result)
+	case result != 1:
+		return nil, driver.ErrHeld
+	}
+	return h, nil
+}
+
+// holding returns what is held by the claim on s.
+func (b *Backend) holding(s *dbsession.Session, c *dbsession.Claim, key string, giveBack dbsession.Verb) *hold {
+	h := &hold{b: b, Holding: dbsession.Holding{Session: s, Claim: c, Key: key, GiveBack: giveBack}}
+	c.Hold(&h.Holding)
+	return h
 }
 
 // shared takes the lock beside others. The server counts how often a session has
@@ -109,27 +134,28 @@ func (a *attempt) take(ctx context.Context, verb dbsession.Verb, key string, cla
 		}
 		return nil, dbsession.ErrEnded
 	}
-	h := &hold{b: a.b, session: s, claim: claim, key: key, release: doRelease}
+	giveBack := doRelease
 	if verb == doShare {
-		h.release = doUnshare
+		giveBack = doUnshare
 	}
+	h := a.b.holding(s, claim, key, giveBack)
 	if waited {
 		// The answer proves that the session lived when the server granted it, and
 		// not when that was.
 		a.sent = time.Now()
 		if err := pool.DoOn(ctx, s, &dbsession.Step{Verb: dbsession.Ping}); err != nil {
-			return nil, h.abandon(err)
+			h.abandon()
+			return nil, err
 		}
 	}
 	return h, nil
 }
 
 // abandon gives back what didn't lead to a grant.
-func (h *hold) abandon(err error) error {
+func (h *hold) abandon() {
 	if given := h.Release(context.Background()); given != nil && !errors.Is(given, driver.ErrLost) {
-		h.session.Abandon()
+		h.Session.Abandon()
 	}
-	return err
 }
 
 // Upgrade implements [driver.Upgrader]. The session that holds the lock holds
@@ -144,30 +170,25 @@ func (h *hold) Upgrade(ctx context.Context, wait time.Duration) (uint64, error) 
 		if wait == 0 {
 			return 0, driver.ErrHeld
 		}
-		step := h.b.queueUp(ctx, h.key, limit.Left())
+		step := h.b.queueUp(ctx, h.Key, limit.Left())
 		err = dbsession.Poll(ctx, limit.Left, h.convert)
 		step(ctx)
 	}
 	if err != nil {
 		return 0, explain(err)
 	}
-	h.b.mu.Lock()
 	h.mode = driver.Exclusive
-	h.b.mu.Unlock()
-	return h.newToken(ctx)
+	return h.count(ctx)
 }
 
 // convert tries to make the lock exclusive. It isn't canceled: what was granted
 // too late couldn't be taken back.
 func (h *hold) convert() (bool, error) {
-	h.b.mu.Lock()
-	already := h.mode == driver.Exclusive
-	h.b.mu.Unlock()
-	if already {
+	if h.mode == driver.Exclusive {
 		return true, nil
 	}
-	st := &dbsession.Step{Verb: doUpgrade, Key: h.key}
-	if err := h.b.pool.DoOn(context.Background(), h.session, st); err != nil {
+	st := &dbsession.Step{Verb: doUpgrade, Key: h.Key}
+	if err := h.b.pool.DoOn(context.Background(), h.Session, st); err != nil {
 		return false, err
 	}
 	if st.Result == notHeld {
@@ -199,8 +220,7 @@ func (b *Backend) queueUp(ctx context.Context, key string, wait time.Duration) (
 		}
 		// The holder's session has ended.
 		if claim.Bind(s) {
-			h := &hold{b: b, session: s, claim: claim, key: key, release: doRelease}
-			h.abandon(nil) //nolint:errcheck // of no interest: it wasn't meant to be had
+			b.holding(s, claim, key, doRelease).abandon() // it wasn't meant to be had
 		}
 	}()
 	return func(outer context.Context) {
@@ -231,11 +251,12 @@ func (a *attempt) permit(ctx context.Context) (*hold, error) {
 		return nil, err
 	}
 	var h *hold
-	err = a.b.pool.PollAtGate(ctx, first.session, a.left, func() error {
+	err = a.b.pool.PollAtGate(ctx, first.Session, a.left, func() error {
 		h, err = a.anyPermit(ctx, false)
 		return err
 	})
-	return h, first.abandon(err)
+	first.abandon()
+	return h, err
 }
 
 // anyPermit takes a permit that is free, unless somebody waits for one and that
@@ -250,5 +271,5 @@ func (a *attempt) anyPermit(ctx context.Context, respect bool) (*hold, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &hold{b: a.b, session: s, claim: claim, key: claim.Key(), release: doRelease}, nil
+	return a.b.holding(s, claim, claim.Key(), doRelease), nil
 }

@@ -69,7 +69,6 @@ type Backend struct {
 	mu     sync.Mutex
 	fenced bool   // the sequence is known to be there, and good
 	uses   uint64 // of keys that can be held several times
-	held   map[*hold]struct{}
 }
 
 // New returns a backend that takes its connections from db, which stays the
@@ -83,7 +82,7 @@ func New(db *sql.DB, o *Options) *Backend {
 }
 
 func newBackend(db *sql.DB, o *Options, connect func(context.Context) (*sql.Conn, func(), error)) *Backend {
-	b := &Backend{db: db, dialect: newDialect(), held: make(map[*hold]struct{})}
+	b := &Backend{db: db, dialect: newDialect()}
 	b.opt, b.bad = o.withDefaults()
 	if b.bad == nil && b.opt.Sequence != "" {
 		b.dialect.sequence, b.bad = quoteSequence(b.opt.Sequence)
@@ -93,7 +92,7 @@ func newBackend(db *sql.DB, o *Options, connect func(context.Context) (*sql.Conn
 	}
 	b.pool = dbsession.New(db, b.dialect, dbsession.Options{
 		MaxSessions: b.opt.MaxSessions, MaxWaiting: b.opt.MaxWaiting,
-		Heartbeat: b.opt.Heartbeat, IdleTimeout: b.opt.IdleTimeout, Connect: connect, Dropped: b.dropped,
+		Heartbeat: b.opt.Heartbeat, IdleTimeout: b.opt.IdleTimeout, Connect: connect,
 	})
 	return b
 }
@@ -104,6 +103,7 @@ func (b *Backend) Info() driver.Info {
 		Name:          "sqlserver",
 		Modes:         driver.ModesOf(driver.Exclusive, driver.Shared, driver.Upgradeable, driver.Permit),
 		AnswersWithin: b.opt.Heartbeat,
+		Interruptible: driver.ModesOf(driver.Exclusive),
 	}
 }
 
@@ -125,12 +125,11 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 		return driver.Grant{}, context.Cause(ctx)
 	}
 	a := &attempt{b: b, r: r, limit: dbsession.LimitOf(r.Wait), names: namesOf(b.opt.Prefix + r.Resource)}
-	begun := time.Now()
 	h, err := a.ask(ctx)
 	if errors.Is(err, driver.ErrLost) && r.Wait == 0 {
 		// To ask again takes no longer than to have asked once.
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithDeadlineCause(ctx, begun.Add(b.opt.Heartbeat), dbsession.ErrSilent)
+		ctx, cancel = context.WithDeadlineCause(ctx, a.sent.Add(b.opt.Heartbeat), dbsession.ErrSilent)
 		defer cancel()
 	}
 	for tries := 1; errors.Is(err, driver.ErrLost) && tries < 3; tries++ {
@@ -139,89 +138,30 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 	if err != nil {
 		return driver.Grant{}, explain(err)
 	}
-	h.owner, h.mode, h.since = r.Owner, r.Mode, time.Now()
-	token, err := b.count(ctx, h.session)
+	h.mode, h.owner = r.Mode, r.Owner
+	token, err := h.count(ctx)
 	if err != nil {
-		return driver.Grant{}, h.abandon(err)
+		return driver.Grant{}, b.pool.TakeBack(ctx, err, h.abandon)
 	}
-	b.mu.Lock()
-	h.token = token
-	b.held[h] = struct{}{}
-	b.mu.Unlock()
-	if h.session.Dead() {
-		b.dropped(h.session) // which may have been before it was there
-	}
-	return driver.Grant{Hold: h, Token: token, Session: h.session, Sent: a.sent}, nil
+	return driver.Grant{Hold: h, Token: token, Session: h.Session, Sent: a.sent}, nil
 }
 
 // hold is one holding.
 type hold struct {
-	b       *Backend
-	session *dbsession.Session
-	claim   *dbsession.Claim
-	key     string
-	release dbsession.Verb
-	owner   driver.Owner
+	dbsession.Holding
 
-	// Guarded by Backend.mu.
+	b     *Backend
+	owner driver.Owner
 	mode  driver.Mode
-	since time.Time
-	token uint64
-
-	mu     sync.Mutex
-	step   *dbsession.Step // the release, while it is under way
-	done   bool
-	result error
 }
 
-// Release implements [driver.Hold].
-func (h *hold) Release(ctx context.Context) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.done {
-		return h.result
+// count returns a new token, and notes who has it.
+func (h *hold) count(ctx context.Context) (uint64, error) {
+	token, err := h.b.count(ctx, h.Session)
+	if err == nil {
+		h.Note(driver.Holder{Owner: h.owner, Mode: h.mode, Since: time.Now(), Token: token})
 	}
-	err := h.b.pool.GiveBack(ctx, h.session, h.claim, h.release, h.key, &h.step)
-	if err != nil && !errors.Is(err, driver.ErrLost) {
-		return err
-	}
-	h.done, h.result = true, err
-	h.b.mu.Lock()
-	delete(h.b.held, h)
-	h.b.mu.Unlock()
-	return err
-}
-
-// dropped forgets what hung on a session: nobody releases what is lost.
-func (b *Backend) dropped(s *dbsession.Session) {
-	b.mu.Lock()
-	var lost []*hold
-	for h := range b.held {
-		if h.session == s {
-			lost = append(lost, h)
-			delete(b.held, h)
-		}
-	}
-	b.mu.Unlock()
-	for _, h := range lost {
-		h.mu.Lock()
-		if !h.done {
-			h.done, h.result = true, dbsession.ErrEnded
-		}
-		h.mu.Unlock()
-	}
-}
-
-// newToken returns the token of an upgrade.
-func (h *hold) newToken(ctx context.Context) (uint64, error) {
-	token, err := h.b.count(ctx, h.session)
-	if err != nil {
-		return 0, err
-	}
-	h.b.mu.Lock()
-	defer h.b.mu.Unlock()
-	h.token, h.since = token, time.Now()
-	return token, nil
+	return token, err
 }
 
 var (

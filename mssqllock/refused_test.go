@@ -45,7 +45,7 @@ func refusing(t *testing.T, s *testServer) (*Backend, *refusingDialect) {
 	b := New(s.pool(t, s.addr()), &Options{Heartbeat: patience})
 	d := &refusingDialect{dialect: b.dialect}
 	b.pool = dbsession.New(b.db, d, dbsession.Options{
-		MaxSessions: 1, Heartbeat: b.opt.Heartbeat, IdleTimeout: b.opt.IdleTimeout, Dropped: b.dropped,
+		MaxSessions: 1, Heartbeat: b.opt.Heartbeat, IdleTimeout: b.opt.IdleTimeout,
 	})
 	t.Cleanup(func() { b.Close() })
 	return b, d

@@ -12,6 +12,7 @@ import (
 
 	"github.com/distlock-go/distlock"
 	"github.com/distlock-go/distlock/driver"
+	"github.com/distlock-go/distlock/internal/dbsession"
 )
 
 // late returns a Locker that didn't wait for the answer to a release of the
@@ -169,11 +170,16 @@ func TestKilledSessionsAreNoMatterForNewLocks(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			sessions[int64(s.number(t, "SELECT IS_USED_LOCK(?)", g.Hold.(*hold).key))] = true
+			sessions[int64(s.number(t, "SELECT IS_USED_LOCK(?)", g.Hold.(*dbsession.Holding).Key))] = true
 		}
 		if len(sessions) < 2 {
 			t.Fatalf("all locks on %d connections", len(sessions))
 		}
+		g, err := b.Acquire(t.Context(), driver.Request{Resource: t.Name(), Mode: driver.Shared})
+		if err != nil {
+			t.Fatal(err)
+		}
+		sessions[int64(s.number(t, "SELECT IS_USED_LOCK(?)", g.Hold.(*sharedHold).Key))] = true
 		for id := range sessions {
 			s.exec(t, fmt.Sprintf("KILL %d", id))
 		}
@@ -187,7 +193,7 @@ func TestKilledSessionsAreNoMatterForNewLocks(t *testing.T) {
 		eventually(t, "what hung on them is forgotten", func() bool {
 			b.mu.Lock()
 			defer b.mu.Unlock()
-			return len(b.held) == 0
+			return len(b.sharing)+len(b.shares) == 0
 		})
 	})
 }

@@ -57,30 +57,30 @@ func (n names) fence(m driver.Mode) string {
 // count increments the counter of what is held, on the very session that holds
 // it: after the loss of that, nothing can be counted any more, and nobody be told
 // a token that is larger than the next holder's.
-func (b *Backend) count(ctx context.Context, h *hold, n names, m driver.Mode) (uint64, error) {
+func (b *Backend) count(ctx context.Context, s *dbsession.Session, n names, who driver.Holder) (uint64, error) {
 	if b.dialect.fence == "" {
 		return 0, nil
 	}
-	st := dbsession.Step{Verb: doCount, Key: n.fence(m), Arg: describe(h.session.Identity().Mark, h.owner)}
-	if m == driver.Exclusive {
+	st := dbsession.Step{Verb: doCount, Key: n.fence(who.Mode), Arg: describe(s.Identity().Mark, who.Owner)}
+	if who.Mode == driver.Exclusive {
 		st.Verb = doCountOwn
 	}
 	start := time.Now()
-	err := b.pool.DoOn(ctx, h.session, &st)
+	err := b.pool.DoOn(ctx, s, &st)
 	if st.Verb == doCountOwn && b.dialect.Answered(err) {
 		st.Verb = doCount // it may have been the fault of those that came along
-		err = b.pool.DoOn(ctx, h.session, &st)
+		err = b.pool.DoOn(ctx, s, &st)
 	}
 	for isError(err, errDeadlock, errLockWait) && time.Since(start) < b.opt.Heartbeat/2 {
 		// Counters that are new at the same moment meet in the table's gaps. Nothing
 		// was counted.
-		err = b.pool.DoOn(ctx, h.session, &st)
+		err = b.pool.DoOn(ctx, s, &st)
 	}
 	if isError(err, errNoSuchTable) && b.opt.CreateFenceTable {
 		ddl, _ := FenceTableDDL(b.opt.FenceTable) // quoted before
-		err = b.pool.Exec(ctx, h.session, ddl)
+		err = b.pool.Exec(ctx, s, ddl)
 		if err == nil {
-			err = b.pool.DoOn(ctx, h.session, &st)
+			err = b.pool.DoOn(ctx, s, &st)
 		}
 	}
 	switch {

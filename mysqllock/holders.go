@@ -61,7 +61,7 @@ func (b *Backend) Holders(ctx context.Context, resource string, mode driver.Mode
 				m = driver.Exclusive
 			}
 		}
-		own := b.own(h.name, n.hash(), m)
+		own := b.own(h.name, n.hash())
 		if len(own) == 0 {
 			c := clients[h.id]
 			c.Mode = m
@@ -102,13 +102,13 @@ func (b *Backend) whoHas(ctx context.Context, names []string) ([]heldName, error
 }
 
 // own returns the holdings of this backend that stand behind a name.
-func (b *Backend) own(name, hash string, m driver.Mode) []driver.Holder {
+func (b *Backend) own(name, hash string) []driver.Holder {
+	own := b.pool.Holders(name, 0)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	var own []driver.Holder
-	for h := range b.held {
-		if !h.session.Dead() && h.key == name && (h.share == nil || h.share.hash == hash) {
-			own = append(own, driver.Holder{Owner: h.owner, Mode: m, Since: h.since, Token: h.token})
+	for h := range b.sharing {
+		if who, noted := h.Who(); noted && !h.Session.Dead() && h.Key == name && h.share.hash == hash {
+			own = append(own, who)
 		}
 	}
 	return own

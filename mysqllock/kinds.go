@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"sync"
 	"time"
 
 	"github.com/distlock-go/distlock/driver"
@@ -20,35 +21,46 @@ type attempt struct {
 }
 
 // ask asks once for what is wanted.
-func (a *attempt) ask(ctx context.Context) (*hold, error) {
+func (a *attempt) ask(ctx context.Context) (driver.Hold, *dbsession.Holding, error) {
+	var h *dbsession.Holding
+	var err error
 	switch a.r.Mode {
 	case driver.Exclusive:
-		return a.exclusive(ctx)
+		h, err = a.exclusive(ctx)
 	case driver.Shared:
-		return a.shared(ctx)
+		h, err := a.shared(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		return h, &h.Holding, nil
 	case driver.Permit:
-		return a.permit(ctx)
+		h, err = a.permit(ctx)
 	default:
-		return nil, errors.ErrUnsupported
+		err = errors.ErrUnsupported
 	}
+	return h, h, err
 }
 
 // askAndCount is ask, and counts the token of what was granted.
-func (a *attempt) askAndCount(ctx context.Context) (*hold, uint64, error) {
-	h, err := a.ask(ctx)
+func (a *attempt) askAndCount(ctx context.Context) (driver.Grant, error) {
+	hold, h, err := a.ask(ctx)
 	if err != nil {
-		return nil, 0, explain(err)
+		return driver.Grant{}, explain(err)
 	}
-	h.owner, h.since = a.r.Owner, time.Now()
-	token, err := a.b.count(ctx, h, a.names, a.r.Mode)
-	if err == nil {
-		return h, token, nil
+	who := driver.Holder{Owner: a.r.Owner, Mode: a.r.Mode, Since: a.sent}
+	if a.r.Wait > 0 {
+		who.Since = time.Now() // and not when it was asked for
 	}
-	if given := h.Release(context.WithoutCancel(ctx)); given != nil && !errors.Is(given, driver.ErrLost) {
-		h.session.Abandon() // nobody would try again
-		err = errors.Join(err, given)
+	who.Token, err = a.b.count(ctx, h.Session, a.names, who)
+	if err != nil {
+		return driver.Grant{}, a.b.pool.TakeBack(ctx, err, func() {
+			if given := hold.Release(context.Background()); given != nil && !errors.Is(given, driver.ErrLost) {
+				h.Session.Abandon() // nobody would try again
+			}
+		})
 	}
-	return nil, 0, err
+	h.Note(who)
+	return driver.Grant{Hold: hold, Token: who.Token, Session: h.Session, Sent: a.sent}, nil
 }
 
 // left returns how much of the time to wait is left.
@@ -62,7 +74,10 @@ func (a *attempt) do(ctx context.Context, st *dbsession.Step) (*dbsession.Sessio
 
 // exclusive takes the lock itself, and waits until no reader is left. As long
 // as it has the lock, no new reader gets in.
-func (a *attempt) exclusive(ctx context.Context) (*hold, error) {
+func (a *attempt) exclusive(ctx context.Context) (*dbsession.Holding, error) {
+	if a.r.Wait == 0 {
+		return a.exclusiveAtOnce(ctx)
+	}
 	claim, err := a.b.pool.Claim(ctx, a.names.lock, a.left())
 	if err != nil {
 		return nil, err
@@ -70,14 +85,11 @@ func (a *attempt) exclusive(ctx context.Context) (*hold, error) {
 	if claim == nil {
 		return nil, driver.ErrHeld
 	}
-	if a.r.Wait == 0 {
-		return a.exclusiveAtOnce(ctx, claim)
-	}
 	s, result, err := a.wait(ctx, claim, doGetLock)
 	if err != nil {
 		return nil, err
 	}
-	h := &hold{b: a.b, session: s, claim: claim, key: a.names.lock}
+	h := a.b.holding(s, claim)
 	var slots []string
 	if result != 1 {
 		slots = a.names.slots(a.b.opt.Readers)
@@ -96,20 +108,22 @@ func (a *attempt) exclusive(ctx context.Context) (*hold, error) {
 		return len(slots) == 0 || st.Result == int64(len(slots)), nil
 	})
 	if err != nil {
-		return nil, a.abandon(err, s, claim, a.names.lock)
+		return nil, a.abandon(ctx, err, h)
 	}
 	return h, nil
 }
 
-func (a *attempt) exclusiveAtOnce(ctx context.Context, claim *dbsession.Claim) (*hold, error) {
+// exclusiveAtOnce is exclusive for who doesn't wait.
+func (a *attempt) exclusiveAtOnce(ctx context.Context) (*dbsession.Holding, error) {
 	verb := doGetLock
 	var slots []string
 	if a.b.opt.Readers > 0 && !a.b.dialect.quiet() {
 		slots = a.names.slots(a.b.opt.Readers)
 		verb = doGetIfAll
 	}
-	a.sent = time.Now()
-	s, result, err := a.b.pool.Take(ctx, claim, verb, slots)
+	h := &dbsession.Holding{Key: a.names.lock, GiveBack: doRelease}
+	result, sent, err := a.b.pool.Take(ctx, h, verb, slots)
+	a.sent = sent
 	switch {
 	case err != nil:
 		return nil, err
@@ -118,14 +132,21 @@ func (a *attempt) exclusiveAtOnce(ctx context.Context, claim *dbsession.Claim) (
 	case result == 3:
 		slots = a.names.slots(a.b.opt.Readers)
 		look := dbsession.Step{Verb: doCountFree, Checks: slots}
-		if err := a.b.pool.DoOn(ctx, s, &look); err != nil {
-			return nil, a.abandon(err, s, claim, a.names.lock)
+		if err := a.b.pool.DoOn(ctx, h.Session, &look); err != nil {
+			return nil, a.abandon(ctx, err, h)
 		}
 		if look.Result != int64(len(slots)) {
-			return nil, a.abandon(driver.ErrHeld, s, claim, a.names.lock)
+			return nil, a.abandon(ctx, driver.ErrHeld, h)
 		}
 	}
-	return &hold{b: a.b, session: s, claim: claim, key: a.names.lock}, nil
+	return h, nil
+}
+
+// holding returns what is held by the claim on s.
+func (b *Backend) holding(s *dbsession.Session, c *dbsession.Claim) *dbsession.Holding {
+	h := &dbsession.Holding{Session: s, Claim: c, Key: c.Key(), GiveBack: doRelease}
+	c.Hold(h)
+	return h
 }
 
 // wait waits at the server until the claimed key is this process's, and returns
@@ -152,10 +173,9 @@ func (a *attempt) wait(ctx context.Context, claim *dbsession.Claim, verb dbsessi
 	return s, st.Result, nil
 }
 
-// abandon gives back a key that didn't lead to a grant.
-func (a *attempt) abandon(err error, s *dbsession.Session, claim *dbsession.Claim, key string) error {
-	a.b.give(s, claim, key)
-	return err
+// abandon gives back what didn't lead to a grant.
+func (a *attempt) abandon(ctx context.Context, err error, h *dbsession.Holding) error {
+	return a.b.pool.TakeBack(ctx, err, func() { a.b.give(h.Session, h.Claim, h.Key) })
 }
 
 // A share is the place among the readers that all shared holdings of a resource
@@ -206,9 +226,39 @@ func (s *share) enter(ctx context.Context) error {
 	}
 }
 
+// A sharedHold is one of the holdings of a share.
+type sharedHold struct {
+	dbsession.Holding // of the place
+
+	share *share
+	term  uint64
+
+	mu     sync.Mutex
+	done   bool
+	result error
+}
+
+// Release implements [driver.Hold].
+func (h *sharedHold) Release(ctx context.Context) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.done {
+		return h.result
+	}
+	err := h.share.leave(ctx, h)
+	if err == nil || errors.Is(err, driver.ErrLost) {
+		h.done, h.result = true, err
+		b := h.share.b
+		b.mu.Lock()
+		delete(b.sharing, h)
+		b.mu.Unlock()
+	}
+	return err
+}
+
 // leave ends one holding.
-func (s *share) leave(ctx context.Context, h *hold) error {
-	on := h.session
+func (s *share) leave(ctx context.Context, h *sharedHold) error {
+	on := h.Session
 	if on.Dead() {
 		s.unuse()
 		return dbsession.ErrEnded
@@ -232,6 +282,11 @@ func (s *share) leave(ctx context.Context, h *hold) error {
 	return nil
 }
 
+// holding returns one more holding of the place.
+func (s *share) holding() *sharedHold {
+	return &sharedHold{Holding: dbsession.Holding{Session: s.session, Claim: s.claim, Key: s.slot}, share: s, term: s.term}
+}
+
 // giveBack gives the place back. Errors but ErrLost leave it open whether it is, as
 // long as there is an answer to come.
 func (s *share) giveBack(ctx context.Context) error {
@@ -247,17 +302,24 @@ func (s *share) giveBack(ctx context.Context) error {
 
 // shared takes a place among the readers, or a part of the one that this process
 // has, unless somebody has the lock itself.
-func (a *attempt) shared(ctx context.Context) (*hold, error) {
-	s := a.b.share(a.names.hash())
+func (a *attempt) shared(ctx context.Context) (*sharedHold, error) {
+	b := a.b
+	s := b.share(a.names.hash())
 	h, err := a.sharedOn(ctx, s)
 	if err != nil {
 		s.unuse()
 		return nil, err
 	}
+	b.mu.Lock()
+	b.sharing[h] = struct{}{}
+	b.mu.Unlock()
+	if h.Session.Dead() {
+		b.dropped(h.Session) // which may have been before it was there
+	}
 	return h, nil
 }
 
-func (a *attempt) sharedOn(ctx context.Context, s *share) (*hold, error) {
+func (a *attempt) sharedOn(ctx context.Context, s *share) (*sharedHold, error) {
 	h, err := a.enterShare(ctx, s, false)
 	switch {
 	case !errors.Is(err, driver.ErrHeld):
@@ -290,7 +352,7 @@ const onItsWay = 10 * time.Millisecond
 
 // sharedAgain is for a try that was refused. It may have met a reader on its way to
 // its place, and such a one is gone in a moment.
-func (a *attempt) sharedAgain(ctx context.Context, s *share) (h *hold, err error) {
+func (a *attempt) sharedAgain(ctx context.Context, s *share) (h *sharedHold, err error) {
 	end := time.Now().Add(onItsWay)
 	err = dbsession.Poll(ctx, func() time.Duration { return time.Until(end) }, func() (bool, error) {
 		st := dbsession.Step{Verb: doLookFree, Key: a.names.lock}
@@ -308,7 +370,7 @@ func (a *attempt) sharedAgain(ctx context.Context, s *share) (h *hold, err error
 
 // enterShare takes part in the share. locked says that this attempt has the
 // lock itself.
-func (a *attempt) enterShare(ctx context.Context, s *share, locked bool) (*hold, error) {
+func (a *attempt) enterShare(ctx context.Context, s *share, locked bool) (*sharedHold, error) {
 	if err := s.enter(ctx); err != nil {
 		return nil, err
 	}
@@ -335,7 +397,7 @@ func (a *attempt) enterShare(ctx context.Context, s *share, locked bool) (*hold,
 			}
 		}
 		s.holds++
-		return &hold{b: a.b, session: s.session, share: s, key: s.slot, term: s.term}, nil
+		return s.holding(), nil
 	}
 	on, err := a.b.reading(ctx)
 	if err != nil {
@@ -368,7 +430,7 @@ func (a *attempt) enterShare(ctx context.Context, s *share, locked bool) (*hold,
 			}
 			s.session, s.claim, s.slot, s.holds = on, claim, slot, 1
 			s.term++
-			return &hold{b: a.b, session: on, share: s, key: slot, term: s.term}, nil
+			return s.holding(), nil
 		}
 		claim.Free()
 		if st.Result == 2 {
@@ -438,7 +500,7 @@ func (b *Backend) notReading(s *dbsession.Session) {
 
 // permit takes one of the permits. Those who wait do so in the line for a gate;
 // the first of them looks for a permit now and then.
-func (a *attempt) permit(ctx context.Context) (*hold, error) {
+func (a *attempt) permit(ctx context.Context) (*dbsession.Holding, error) {
 	if a.r.Wait == 0 {
 		return a.anyPermit(ctx, a.r.Queue)
 	}
@@ -454,17 +516,18 @@ func (a *attempt) permit(ctx context.Context) (*hold, error) {
 	if err != nil {
 		return nil, err
 	}
-	var h *hold
+	var h *dbsession.Holding
 	err = a.b.pool.PollAtGate(ctx, s, a.left, func() error {
 		h, err = a.anyPermit(ctx, false)
 		return err
 	})
-	return h, a.abandon(err, s, claim, gate)
+	a.b.give(s, claim, gate)
+	return h, err
 }
 
 // anyPermit takes a permit that is free, unless somebody waits for one and that
 // is to be respected.
-func (a *attempt) anyPermit(ctx context.Context, respect bool) (*hold, error) {
+func (a *attempt) anyPermit(ctx context.Context, respect bool) (*dbsession.Holding, error) {
 	gate := noGate
 	if respect {
 		gate = a.names.gate()
@@ -474,5 +537,5 @@ func (a *attempt) anyPermit(ctx context.Context, respect bool) (*hold, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &hold{b: a.b, session: s, claim: claim, key: claim.Key()}, nil
+	return a.b.holding(s, claim), nil
 }

@@ -96,9 +96,9 @@ type Backend struct {
 		users   int // shares on it, or on their way
 	}
 
-	mu     sync.Mutex
-	shares map[string]*share
-	held   map[*hold]struct{}
+	mu      sync.Mutex
+	shares  map[string]*share
+	sharing map[*sharedHold]struct{}
 }
 
 // New returns a backend that takes its connections from db, which stays the
@@ -111,7 +111,7 @@ type Backend struct {
 func New(db *sql.DB, o *Options) *Backend { return newBackend(db, o, 0, nil) }
 
 func newBackend(db *sql.DB, o *Options, timeout time.Duration, connect func(context.Context) (*sql.Conn, func(), error)) *Backend {
-	b := &Backend{db: db, dialect: newDialect(), readTurn: make(chan struct{}, 1), shares: make(map[string]*share), held: make(map[*hold]struct{})}
+	b := &Backend{db: db, dialect: newDialect(), readTurn: make(chan struct{}, 1), shares: make(map[string]*share), sharing: make(map[*sharedHold]struct{})}
 	b.opt, b.bad = o.withDefaults()
 	if b.bad == nil && b.opt.FenceTable != "" {
 		b.dialect.fence, b.bad = quoteTable(b.opt.FenceTable)
@@ -137,7 +137,7 @@ func (b *Backend) Info() driver.Info {
 	if b.opt.Readers > 0 {
 		modes |= driver.ModesOf(driver.Shared)
 	}
-	return driver.Info{Name: "mysql", Modes: modes, AnswersWithin: b.opt.Heartbeat}
+	return driver.Info{Name: "mysql", Modes: modes, AnswersWithin: b.opt.Heartbeat, Interruptible: driver.ModesOf(driver.Exclusive)}
 }
 
 // Close implements [driver.Backend].
@@ -158,66 +158,15 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 		return driver.Grant{}, context.Cause(ctx)
 	}
 	a := &attempt{b: b, r: r, limit: dbsession.LimitOf(r.Wait), names: namesOf(b.opt.Prefix + r.Resource)}
-	start := time.Now()
-	h, token, err := a.askAndCount(ctx)
+	g, err := a.askAndCount(ctx)
+	start := a.sent
 	for tries := 1; errors.Is(err, driver.ErrLost) && tries < 3; tries++ {
 		if r.Wait == 0 && time.Since(start) >= b.opt.Heartbeat {
 			break // it was the server's silence, and the answer is due
 		}
-		h, token, err = a.askAndCount(ctx) // the connection ended, and what was taken on it
+		g, err = a.askAndCount(ctx) // the connection ended, and what was taken on it
 	}
-	if err != nil {
-		return driver.Grant{}, err
-	}
-	b.mu.Lock()
-	h.token = token
-	b.held[h] = struct{}{}
-	b.mu.Unlock()
-	if h.session.Dead() {
-		b.dropped(h.session) // which may have been before it was there
-	}
-	return driver.Grant{Hold: h, Token: token, Session: h.session, Sent: a.sent}, nil
-}
-
-// hold is one holding.
-type hold struct {
-	b       *Backend
-	session *dbsession.Session
-	claim   *dbsession.Claim // of key; nil if it is a share
-	key     string           // of a share its place
-	share   *share
-	term    uint64 // of the share
-
-	owner driver.Owner
-	since time.Time
-	token uint64 // guarded by Backend.mu
-
-	mu     sync.Mutex
-	step   *dbsession.Step // the release, while it is under way
-	done   bool
-	result error
-}
-
-// Release implements [driver.Hold].
-func (h *hold) Release(ctx context.Context) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.done {
-		return h.result
-	}
-	var err error
-	if h.share != nil {
-		err = h.share.leave(ctx, h)
-	} else {
-		err = h.b.pool.GiveBack(ctx, h.session, h.claim, doRelease, h.key, &h.step)
-	}
-	if err == nil || errors.Is(err, driver.ErrLost) {
-		h.done, h.result = true, err
-		h.b.mu.Lock()
-		delete(h.b.held, h)
-		h.b.mu.Unlock()
-	}
-	return err
+	return g, err
 }
 
 // give releases the key in the database, and then the claim. If that can't be done the
@@ -230,14 +179,14 @@ func (b *Backend) give(s *dbsession.Session, c *dbsession.Claim, key string) {
 	}
 }
 
-// dropped forgets what hung on a session: nobody releases what is lost.
+// dropped forgets who shared what on a session: nobody releases what is lost.
 func (b *Backend) dropped(s *dbsession.Session) {
 	b.mu.Lock()
-	var lost []*hold
-	for h := range b.held {
-		if h.session == s {
+	var lost []*sharedHold
+	for h := range b.sharing {
+		if h.Session == s {
 			lost = append(lost, h)
-			delete(b.held, h)
+			delete(b.sharing, h)
 		}
 	}
 	b.mu.Unlock()
@@ -245,9 +194,7 @@ func (b *Backend) dropped(s *dbsession.Session) {
 		h.mu.Lock()
 		if !h.done {
 			h.done, h.result = true, dbsession.ErrEnded
-			if h.share != nil {
-				h.share.unuse()
-			}
+			h.share.unuse()
 		}
 		h.mu.Unlock()
 	}

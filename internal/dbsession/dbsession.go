@@ -126,8 +126,8 @@ type Step struct {
 	Result int64
 	Null   bool // the result is NULL
 
-	// Takes, if not nil, is bound to the session if the step takes its key, and
-	// freed if it doesn't, when it is sure that the step has left nothing behind.
+	// Takes, if not nil, is claimed, bound to the session if the step takes its key,
+	// and freed if it doesn't, when it is sure that the step has left nothing behind.
 	Takes *Claim
 
 	// Frees, if not nil, ends when the step is done, or its session has ended,
@@ -147,10 +147,11 @@ type Step struct {
 	// Guarded by Pool.mu.
 	state   stepState
 	asked   time.Time
-	overdue bool     // set before ready is closed
-	left    bool     // nobody waits for it any more
-	undo    bool     // it gives back what another has taken
-	ran     *Session // where it ran, or runs
+	overdue bool          // set before ready is closed
+	left    bool          // nobody waits for it any more
+	settled chan struct{} // if it is left: closed when it has left nothing behind
+	undo    bool          // it gives back what another has taken
+	ran     *Session      // where it ran, or runs
 	err     error
 
 	// The session's, while it runs.
@@ -271,15 +272,6 @@ func (p *Pool) Do(ctx context.Context, st *Step) (*Session, error) {
 	return s, err
 }
 
-// Take runs a step that takes the claim's key on any session, and returns its
-// result. The claim is bound to the session then; after an error, and if nothing
-// was taken, it is freed.
-func (p *Pool) Take(ctx context.Context, c *Claim, verb Verb, checks []string) (s *Session, result int64, err error) {
-	st := Step{Verb: verb, Key: c.key, Checks: checks, Takes: c}
-	s, result, _, err = p.run(ctx, nil, &st)
-	return s, result, err
-}
-
 // DoOn runs the step on s.
 func (p *Pool) DoOn(ctx context.Context, s *Session, st *Step) error {
 	_, result, null, err := p.run(ctx, s, st)
@@ -371,6 +363,10 @@ func (p *Pool) run(ctx context.Context, s *Session, asked *Step) (ran *Session, 
 		p.unqueue(st)
 	case stepRunning:
 		st.left = true
+		if st.Takes != nil || st.Cleanup != nil {
+			st.settled = make(chan struct{})
+			err = &driver.UnsettledError{Err: err, Settled: st.settled}
+		}
 	case stepFinished:
 		switch {
 		case st.err == nil: // the answer came at the same moment
@@ -441,9 +437,14 @@ func (p *Pool) GiveBack(ctx context.Context, s *Session, c *Claim, verb Verb, ke
 func (p *Pool) send(ctx context.Context, s *Session, st *Step) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	st.bounded = ctx.Done() == nil
+	endless := ctx.Done() == nil
+	st.bounded = endless || st.Takes != nil
+	if st.Takes != nil && !st.Takes.claim() {
+		st.state, st.err = stepFinished, errClaimed
+		return
+	}
 	if s := p.enqueue(s, st); s != nil {
-		if st.bounded && s.conn.canCut() {
+		if endless && s.conn.canCut() {
 			p.lead(s, st)
 		} else {
 			p.rouse(s)
@@ -575,17 +576,29 @@ func (p *Pool) settle(st *Step, err error) {
 		// The session is the one that calls, and looks at its queue next.
 		undo := p.dialect.Undo(st)
 		undo.on, undo.state, undo.asked, undo.left = st.ran, stepQueued, time.Now(), true
-		undo.undo, undo.Cleanup, undo.Takes = true, st.Cleanup, st.Takes
+		undo.undo, undo.Cleanup, undo.Takes, undo.settled = true, st.Cleanup, st.Takes, st.settled
 		st.ran.queue = append(st.ran.queue, undo)
 		return
 	case st.undo && err != nil && !st.on.dead:
 		p.doom(st.on, err)
 	}
-	if st.left && st.Takes != nil {
+	if !st.left {
+		return
+	}
+	if st.Takes != nil {
 		st.Takes.free()
 	}
-	if st.left && st.Cleanup != nil {
-		p.tasks.Go(st.Cleanup)
+	settled := st.settled
+	switch {
+	case st.Cleanup != nil:
+		p.tasks.Go(func() {
+			st.Cleanup()
+			if settled != nil {
+				close(settled)
+			}
+		})
+	case settled != nil:
+		close(settled)
 	}
 }
 

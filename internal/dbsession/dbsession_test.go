@@ -505,28 +505,28 @@ func TestP02_AnswersFindTheirSteps(t *testing.T) {
 					key := fmt.Sprint("of ", i)
 					all.Go(func() {
 						for range 100 {
-							c, err := p.Claim(context.Background(), key, time.Minute)
-							if c == nil || err != nil {
-								t.Errorf("claim %q: %v, %v", key, c, err)
-								return
-							}
+							h := &Holding{Key: key, GiveBack: release}
 							ctx, cancel := within()
-							s, result, err := p.Take(ctx, c, get, nil)
+							result, _, err := p.Take(ctx, h, get, nil)
 							cancel()
+							var unsettled *driver.UnsettledError
+							if errors.As(err, &unsettled) {
+								<-unsettled.Settled
+							}
 							if err != nil || result != 1 {
 								continue
 							}
+							s := h.Session
 							v.mu.Lock()
 							if n := v.holders[key][s.self.ID]; n != 1 && !s.Dead() && v.open[s.self.ID] != nil {
 								t.Errorf("%q is held %d times by the session that is said to hold it", key, n)
 							}
 							v.mu.Unlock()
 							granted[i]++
-							var underWay *Step
 							err = errors.New("not yet")
 							for err != nil && !errors.Is(err, driver.ErrLost) {
 								ctx, cancel := within()
-								err = p.GiveBack(ctx, s, c, release, key, &underWay)
+								err = h.Release(ctx)
 								cancel()
 								time.Sleep(time.Millisecond)
 							}
@@ -916,13 +916,8 @@ func TestP08_SilentServerIsGivenUpInTime(t *testing.T) {
 				for i := range 9 {
 					all.Go(func() {
 						time.Sleep(time.Duration(i) * heartbeat / 5)
-						c, err := p.Claim(context.Background(), fmt.Sprint(i), 0)
-						if err != nil {
-							t.Error(err)
-							return
-						}
 						start := time.Now()
-						_, _, err = p.Take(context.Background(), c, get, nil)
+						_, _, err := p.Take(context.Background(), &Holding{Key: fmt.Sprint(i)}, get, nil)
 						if took := time.Since(start); err == nil || errors.Is(err, driver.ErrLost) || took > heartbeat {
 							t.Errorf("the caller %d, after %v: %v", i, took, err)
 						}
@@ -1008,39 +1003,49 @@ func TestP07_TakeFreesTheClaim(t *testing.T) {
 		stranger, _ := v.Connect(t.Context())
 		s := stranger.(*conn).session
 		v.do(s, &Step{Verb: get, Key: "a"})
-		claim := func() *Claim {
-			c, err := p.Claim(t.Context(), "a", 0)
-			if c == nil || err != nil {
-				t.Fatalf("the claim before is left: %v", err)
+		try := func(ctx context.Context) (int64, error) {
+			if p.claims["a"] != nil {
+				t.Fatal("the claim before is left")
 			}
-			return c
+			result, _, err := p.Take(ctx, &Holding{Key: "a"}, get, nil)
+			return result, err
 		}
-		if _, result, err := p.Take(t.Context(), claim(), get, nil); err != nil || result != 0 {
+		if result, err := try(t.Context()); err != nil || result != 0 {
 			t.Errorf("of another: %d, %v", result, err)
 		}
 		stranger.Close()
 		v.on(func(*session, []*Step) error { time.Sleep(time.Minute / 60); return nil })
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
-		if _, _, err := p.Take(ctx, claim(), get, nil); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("too late: %v", err)
+		_, err := try(ctx)
+		var unsettled *driver.UnsettledError
+		if !errors.Is(err, context.DeadlineExceeded) || !errors.As(err, &unsettled) {
+			t.Fatalf("too late: %v", err)
 		}
 		if c, err := p.Claim(t.Context(), "a", 0); c != nil || err != nil {
 			t.Errorf("claimed while it isn't given back yet: %v", err)
 		}
-		time.Sleep(3 * time.Second)
+		if result, _, err := p.Take(t.Context(), &Holding{Key: "a"}, get, nil); result != 0 || err != nil {
+			t.Errorf("taken while it isn't given back yet: %d, %v", result, err)
+		}
+		select {
+		case <-unsettled.Settled:
+			t.Error("settled while it is under way")
+		default:
+		}
+		<-unsettled.Settled
 		if v.held("a") > 0 {
 			t.Error("it wasn't given back")
 		}
-		if _, _, err := p.Take(ctx, claim(), get, nil); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := try(ctx); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("with a context that has ended: %v", err)
 		}
 		v.on(func(*session, []*Step) error { return errRefused })
-		if _, _, err := p.Take(t.Context(), claim(), get, nil); !errors.Is(err, errRefused) && !errors.Is(err, errDoubt) {
+		if _, err := try(t.Context()); !errors.Is(err, errRefused) && !errors.Is(err, errDoubt) {
 			t.Errorf("refused: %v", err)
 		}
 		v.on(nil)
-		_, result, err := p.Take(t.Context(), claim(), get, nil)
+		result, err := try(t.Context())
 		if err != nil || result != 1 {
 			t.Errorf("free: %d, %v", result, err)
 		}

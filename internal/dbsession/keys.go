@@ -14,8 +14,9 @@ type Claim struct {
 	arg  any       // the key, as an argument
 	line []*inLine // who wants it next
 
-	on    *Session // that holds it in the database
-	freed bool
+	claimed bool     // and not freed
+	holding *Holding // what it is claimed for, if that is known
+	on      *Session // that holds it in the database
 }
 
 // Key returns what is claimed.
@@ -32,7 +33,7 @@ func (p *Pool) Claim(ctx context.Context, key string, wait time.Duration) (*Clai
 	p.mu.Lock()
 	c := p.claims[key]
 	if c == nil {
-		c = &Claim{pool: p, key: key, arg: key}
+		c = &Claim{pool: p, key: key, arg: key, claimed: true}
 		p.claims[key] = c
 		p.mu.Unlock()
 		return c, nil
@@ -83,6 +84,27 @@ func (p *Pool) Claim(ctx context.Context, key string, wait time.Duration) (*Clai
 	return nil, err
 }
 
+// claim claims the key at once, and reports whether it could. Pool.mu is held.
+func (c *Claim) claim() bool {
+	if c.claimed { // it was asked for before
+		return true
+	}
+	p := c.pool
+	if other := p.claims[c.key]; other != nil {
+		p.doubt(other)
+		return false
+	}
+	p.claims[c.key], c.claimed = c, true
+	return true
+}
+
+// Hold says what it is claimed for, and bound to a session by now.
+func (c *Claim) Hold(h *Holding) {
+	c.pool.mu.Lock()
+	defer c.pool.mu.Unlock()
+	c.holding = h
+}
+
 // doubt finds out whether what is claimed is still held: whoever died isn't to
 // keep it from the others of this process. Pool.mu is held.
 func (p *Pool) doubt(c *Claim) {
@@ -120,10 +142,10 @@ func (c *Claim) Free() {
 }
 
 func (c *Claim) free() {
-	if c.freed {
+	if !c.claimed {
 		return
 	}
-	c.freed = true
+	c.claimed = false
 	p := c.pool
 	if c.on != nil {
 		c.on.holds--
@@ -136,7 +158,7 @@ func (c *Claim) free() {
 		return
 	}
 	next := c.line[0]
-	next.claim = &Claim{pool: p, key: c.key, arg: c.arg, line: c.line[1:]}
+	next.claim = &Claim{pool: p, key: c.key, arg: c.arg, claimed: true, line: c.line[1:]}
 	p.claims[c.key] = next.claim
 	close(next.turn)
 }

@@ -1,0 +1,105 @@
+package dbsession
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/distlock-go/distlock/driver"
+)
+
+// A Holding is a key that is held on a session: a [driver.Hold], or the core of one.
+type Holding struct {
+	Session  *Session
+	Claim    *Claim // of Key
+	Key      string
+	GiveBack Verb // of Key, which results in 1 if it was held
+
+	// Those of Release, of which there is one at a time.
+	underWay *Step
+	done     bool
+	result   error
+
+	mu  sync.Mutex
+	who driver.Holder
+}
+
+// Take asks once, on any session, by a verb that takes h.Key, and returns its result,
+// which is 0 also if the key is taken in this process; and when it was asked. If
+// something was taken h is what is held then.
+func (p *Pool) Take(ctx context.Context, h *Holding, verb Verb, checks []string) (result int64, sent time.Time, err error) {
+	c := &Claim{pool: p, key: h.Key, arg: h.Key, holding: h}
+	st := Step{Verb: verb, Key: h.Key, Checks: checks, Takes: c, asked: time.Now()}
+	s, result, _, err := p.run(ctx, nil, &st)
+	if errors.Is(err, errClaimed) {
+		return 0, st.asked, nil
+	}
+	h.Session, h.Claim = s, c
+	return result, st.asked, err
+}
+
+var errClaimed = errors.New("the key is taken in this process")
+
+// Release implements [driver.Hold].
+func (h *Holding) Release(ctx context.Context) error {
+	if h.done {
+		return h.result
+	}
+	err := h.Session.pool.GiveBack(ctx, h.Session, h.Claim, h.GiveBack, h.Key, &h.underWay)
+	if err == nil || errors.Is(err, driver.ErrLost) {
+		h.done, h.result = true, err
+	}
+	return err
+}
+
+// Note notes who holds it. Until then nobody is told of it.
+func (h *Holding) Note(who driver.Holder) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.who = who
+}
+
+// Who returns who holds it, if that has been noted.
+func (h *Holding) Who() (who driver.Holder, noted bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.who, !h.who.Since.IsZero()
+}
+
+// Holders returns who holds the key in this process, on the session of the server
+// with that number if it isn't 0.
+func (p *Pool) Holders(key string, session int64) []driver.Holder {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var holders []driver.Holder
+	for _, c := range p.claims {
+		h := c.holding
+		if h == nil || h.Key != key || c.on == nil || c.on.dead || session != 0 && c.on.self.ID != session {
+			continue
+		}
+		if who, noted := h.Who(); noted {
+			holders = append(holders, who)
+		}
+	}
+	return holders
+}
+
+// TakeBack calls f, which gives back what came of an Acquire that fails with err, and
+// returns the error of that. If ctx ends it doesn't wait for f, which may take a
+// heartbeat.
+func (p *Pool) TakeBack(ctx context.Context, err error, f func()) error {
+	settled := make(chan struct{})
+	p.tasks.Go(func() {
+		defer close(settled)
+		f()
+	})
+	select {
+	case <-settled:
+		return err
+	case <-ctx.Done():
+		return &driver.UnsettledError{Err: context.Cause(ctx), Settled: settled}
+	}
+}
+
+var _ driver.Hold = (*Holding)(nil)
