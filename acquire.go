@@ -547,6 +547,9 @@ func (q *acquisition) askHere(ctx context.Context, limit time.Duration) outcome 
 // outcomeOf returns what comes of an answer.
 func outcomeOf(a answer) outcome {
 	o := outcome{answer: a, failure: a.err}
+	if a.err == nil {
+		return o
+	}
 	if unsettled := (*driver.UnsettledError)(nil); errors.As(a.err, &unsettled) {
 		pending := make(chan answer, 1)
 		pending <- a

@@ -175,7 +175,8 @@ func (a *attempt) wait(ctx context.Context, claim *dbsession.Claim, verb dbsessi
 
 // abandon gives back what didn't lead to a grant.
 func (a *attempt) abandon(ctx context.Context, err error, h *dbsession.Holding) error {
-	return a.b.pool.TakeBack(ctx, err, func() { a.b.give(h.Session, h.Claim, h.Key) })
+	b := a.b // or all of a would be kept for it
+	return b.pool.TakeBack(ctx, err, func() { b.give(h.Session, h.Claim, h.Key) })
 }
 
 // A share is the place among the readers that all shared holdings of a resource
