@@ -46,7 +46,7 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 		if time.Since(begun) > permitsTime {
 			return driver.Grant{}, driver.ErrHeld // all that were asked for are; the next try begins elsewhere
 		}
-		h, doubt, err := b.lease(asking, t, r)
+		h, doubt, err := b.lease(asking, &t, r)
 		if errors.Is(err, driver.ErrHeld) {
 			continue
 		}
@@ -58,7 +58,7 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 			} else {
 				doubt = answered
 			}
-			token, err = b.annotate(asking, h, r)
+			token, err = b.annotate(asking, &t, r)
 		}
 		if err != nil {
 			b.remember(r.Owner.ID, outcome{doubt: doubt, blob: t.blob})
@@ -66,6 +66,9 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 				err = ctx.Err()
 			}
 			return driver.Grant{}, err
+		}
+		if t.seen != nil {
+			h.looked, h.marked = true, t.seen.marked()
 		}
 		return driver.Grant{Hold: h, Token: token, Session: h, Sent: h.renewed}, nil
 	}
@@ -82,13 +85,13 @@ const mostRounds = 4
 
 // lease takes a lease on one blob, and creates it if need be: before the first
 // try if it seems to be missing, else after the service said so.
-func (b *Backend) lease(ctx context.Context, t target, r driver.Request) (*hold, doubt, error) {
+func (b *Backend) lease(ctx context.Context, t *target, r driver.Request) (*hold, doubt, error) {
 	l, err := leaseClient(t.blob, r.Owner.ID)
 	if err != nil {
 		return nil, none, err
 	}
 	seconds := int32(math.Ceil(r.TTL.Seconds()))
-	h := &hold{backend: b, name: t.name, blob: t.blob, lease: l, id: r.Owner.ID.String(), ttl: r.TTL, mayDelete: b.o.DeleteOnRelease && t.block != nil}
+	h := &hold{backend: b, name: t.name, id: r.Owner.ID, ttl: r.TTL}
 	var left doubt
 	held := func() (*hold, doubt, error) {
 		if left >= silent {
@@ -107,7 +110,7 @@ func (b *Backend) lease(ctx context.Context, t target, r driver.Request) (*hold,
 			p, err := b.create(ctx, t.block)
 			switch {
 			case err == nil:
-				h.seen, h.created = p, p != nil
+				t.seen = p
 				b.existing.found(t.name, p == nil)
 			case errors.Is(err, driver.ErrHeld):
 				b.existing.found(t.name, true)
@@ -138,10 +141,10 @@ func (b *Backend) lease(ctx context.Context, t target, r driver.Request) (*hold,
 			bloberror.HasCode(err, bloberror.ContainerNotFound) && b.o.CreateContainer
 		switch {
 		case err == nil:
-			if h.created && (leased.ETag == nil || deref(h.seen.etag) != *leased.ETag) {
+			if t.seen != nil && (leased.ETag == nil || deref(t.seen.etag) != *leased.ETag) {
 				// Between the two requests somebody else deleted it, and made or wrote
 				// the one that is leased now. A lease doesn't change the ETag.
-				h.seen, h.created = nil, false
+				t.seen = nil
 			}
 			b.existing.found(t.name, !create || refusal != nil)
 			return h, left, nil
@@ -255,4 +258,16 @@ func (b *Backend) createContainer(ctx context.Context) error {
 
 func leaseClient(c *blob.Client, id driver.ID) (*lease.BlobClient, error) {
 	return lease.NewBlobClient(c, &lease.BlobClientOptions{LeaseID: new(id.String())})
+}
+
+// endLease releases the lease with the ID.
+func endLease(ctx context.Context, n tries, c *blob.Client, id driver.ID) (doubt, error) {
+	l, err := leaseClient(c, id)
+	if err != nil {
+		return none, err
+	}
+	return exchange(ctx, n, func(ctx context.Context) error {
+		_, err := l.ReleaseLease(ctx, nil)
+		return err
+	})
 }

@@ -319,6 +319,7 @@ type target struct {
 	name  string
 	blob  *blob.Client
 	block *blockblob.Client // nil: it isn't ours to create
+	seen  *properties       // when we last looked or wrote; nil: never
 }
 
 // candidates returns the number of blobs of which any will do.
@@ -343,6 +344,14 @@ func (b *Backend) candidate(r driver.Request, i int) target {
 func (b *Backend) target(name string) target {
 	block := b.container.NewBlockBlobClient(name)
 	return target{name: name, blob: block.BlobClient(), block: block}
+}
+
+// blob returns a client for the blob of a target.
+func (b *Backend) blob(name string) *blob.Client {
+	if b.single != nil {
+		return b.single
+	}
+	return b.container.NewBlobClient(name)
 }
 
 // An outcome is what is known of an attempt that failed, for Undo.
@@ -455,14 +464,7 @@ func (b *Backend) settle(ctx context.Context, o *outcome, id driver.ID) error {
 
 // free releases the lease with the ID, and reports whether there was one.
 func (b *Backend) free(ctx context.Context, c *blob.Client, id driver.ID) (was bool, err error) {
-	l, err := leaseClient(c, id)
-	if err != nil {
-		return false, err
-	}
-	_, err = exchange(ctx, releaseTries, func(ctx context.Context) error {
-		_, err := l.ReleaseLease(ctx, nil)
-		return err
-	})
+	_, err = endLease(ctx, releaseTries, c, id)
 	switch {
 	case err == nil:
 		return true, nil

@@ -132,8 +132,8 @@ func (e *notOursError) Error() string {
 }
 
 // checkID returns an error if the answer about a lease is about none, or another.
-func checkID(got *string, want string) error {
-	if got == nil || !strings.EqualFold(*got, want) {
+func checkID(got *string, want driver.ID) error {
+	if got == nil || !strings.EqualFold(*got, want.String()) {
 		return &notOursError{got}
 	}
 	return nil

@@ -8,23 +8,16 @@ import (
 
 	"github.com/Azure/azure-sdk-for-go/sdk/azcore"
 	"github.com/Azure/azure-sdk-for-go/sdk/storage/azblob/blob"
-	"github.com/Azure/azure-sdk-for-go/sdk/storage/azblob/lease"
 	"github.com/distlock-go/distlock/driver"
 )
 
-// A hold is one lease, and its session.
+// A hold is one lease, and its session. It keeps no client: one is made for each
+// request, which allocates many times as much anyway, and many are held at once.
 type hold struct {
-	backend   *Backend
-	name      string // of the blob, if it may be deleted
-	blob      *blob.Client
-	lease     *lease.BlobClient
-	id        string
-	ttl       time.Duration
-	created   bool // by the attempt that got the lease
-	mayDelete bool // on release, if the blob was made for that
-	resource  string
-	fenced    bool // its token is in the blob's own metadata
-	note      string
+	backend *Backend
+	name    string // of the blob
+	id      driver.ID
+	ttl     time.Duration
 
 	releasing sync.Mutex // held while a release is under way
 
@@ -33,8 +26,11 @@ type hold struct {
 	doubtful bool      // a release was sent that got no answer
 	released bool
 	lost     bool
-	seen     *properties // of the blob, when we last looked or wrote; nil: never
+	looked   bool // it is known whether the blob was made to be deleted,
+	marked   bool // and it was
 }
+
+func (h *hold) blob() *blob.Client { return h.backend.blob(h.name) }
 
 // Lease returns how long the lease lives without renewal.
 func (h *hold) Lease() driver.Lease { return driver.Lease{TTL: h.ttl} }
@@ -79,11 +75,15 @@ func (h *hold) Renew(ctx context.Context) error {
 	if over {
 		return driver.ErrLost
 	}
+	l, err := leaseClient(h.blob(), h.id)
+	if err != nil {
+		return err
+	}
 	ctx, cancel := context.WithTimeout(ctx, left)
 	defer cancel()
 	sent := time.Now()
-	_, err := exchange(ctx, renewTries, func(ctx context.Context) error {
-		r, err := h.lease.RenewLease(ctx, nil)
+	_, err = exchange(ctx, renewTries, func(ctx context.Context) error {
+		r, err := l.RenewLease(ctx, nil)
 		if err != nil {
 			return err
 		}
@@ -131,9 +131,10 @@ func (h *hold) Release(ctx context.Context) error {
 // end sends what ends the holding.
 func (h *hold) end(ctx context.Context) (doubt, error) {
 	before := none
-	if h.mayDelete && h.marked(ctx) {
+	c := h.blob()
+	if h.backend.o.DeleteOnRelease && h.toBeDeleted(ctx, c) {
 		doubt, err := exchange(ctx, releaseTries, func(ctx context.Context) error {
-			_, err := h.blob.Delete(ctx, &blob.DeleteOptions{AccessConditions: underLease(h.id, nil)})
+			_, err := c.Delete(ctx, &blob.DeleteOptions{AccessConditions: underLease(h.id.String(), nil)})
 			return err
 		})
 		if err == nil {
@@ -144,30 +145,25 @@ func (h *hold) end(ctx context.Context) (doubt, error) {
 		}
 		before = doubt // it can't be deleted
 	}
-	doubt, err := exchange(ctx, releaseTries, func(ctx context.Context) error {
-		_, err := h.lease.ReleaseLease(ctx, nil)
-		return err
-	})
+	doubt, err := endLease(ctx, releaseTries, c, h.id)
 	return max(before, doubt), err
 }
 
-// marked reports whether the blob was created to be deleted.
-func (h *hold) marked(ctx context.Context) bool {
-	if h.created {
-		return true
-	}
+// toBeDeleted reports whether the blob was created to be deleted.
+func (h *hold) toBeDeleted(ctx context.Context, c *blob.Client) bool {
 	h.mu.Lock()
-	seen := h.seen
+	looked, marked := h.looked, h.marked
 	h.mu.Unlock()
-	if seen == nil {
-		p, err := h.backend.look(ctx, h.blob, h.id)
-		if err != nil {
-			return false // the release will tell
-		}
-		seen = p
-		h.set(func() { h.seen = p })
+	if looked {
+		return marked
 	}
-	return seen.get(medallionMarker) != nil
+	p, err := h.backend.look(ctx, c, h.id.String())
+	if err != nil {
+		return false // the release will tell
+	}
+	marked = p.marked()
+	h.set(func() { h.looked, h.marked = true, marked })
+	return marked
 }
 
 // Abandon sees to it that a renewal that is still on its way doesn't bring the
@@ -185,10 +181,7 @@ func (h *hold) Abandon() {
 			return
 		}
 		// Nothing depends on it, and there is nobody to tell.
-		_, _ = exchange(context.Background(), releaseTries[:1], func(ctx context.Context) error {
-			_, err := h.lease.ReleaseLease(ctx, nil)
-			return err
-		})
+		_, _ = endLease(context.Background(), releaseTries[:1], h.blob(), h.id)
 	})
 }
 

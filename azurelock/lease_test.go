@@ -104,7 +104,7 @@ func TestReleaseOfWhatIsGone(t *testing.T) {
 		release(t, next)
 
 		g = take(t, b, request("b"))
-		if _, err := c.NewBlobClient("b").Delete(t.Context(), &blob.DeleteOptions{AccessConditions: underLease(g.Hold.(*hold).id, nil)}); err != nil {
+		if _, err := c.NewBlobClient("b").Delete(t.Context(), &blob.DeleteOptions{AccessConditions: underLease(g.Hold.(*hold).id.String(), nil)}); err != nil {
 			t.Fatal(err)
 		}
 		if err := g.Hold.Release(t.Context()); !errors.Is(err, driver.ErrLost) {

@@ -47,6 +47,9 @@ func (p *properties) get(key string) *string {
 	return nil
 }
 
+// marked reports whether the blob was created to be deleted.
+func (p *properties) marked() bool { return p.get(medallionMarker) != nil }
+
 // with returns the metadata with one value changed.
 func (p *properties) with(key, value string) *properties {
 	m := maps.Clone(p.metadata)
@@ -85,36 +88,23 @@ func (p *properties) nextToken(local time.Time) (uint64, error) {
 
 // annotate writes what the options ask for under the lease, and returns the
 // token.
-func (b *Backend) annotate(ctx context.Context, h *hold, r driver.Request) (uint64, error) {
-	h.resource = r.Resource
-	h.fenced = r.Mode != driver.Permit
-	if b.o.HolderNote || b.o.Fencing && h.fenced {
-		h.note = note(r.Owner, h.id, time.Now())
+func (b *Backend) annotate(ctx context.Context, t *target, r driver.Request) (token uint64, err error) {
+	counts := b.o.Fencing && r.Mode != driver.Permit // the blob itself
+	if counts || b.o.HolderNote {
+		token, err = b.write(ctx, t, r.Owner.ID.String(), note(r.Owner, time.Now()), counts)
 	}
-	switch {
-	case b.o.Fencing && !h.fenced && h.note != "":
-		if _, err := b.write(ctx, h.blob, h.id, &h.seen, h.note, false); err != nil {
-			return 0, err
-		}
-		return b.count(ctx, h)
-	case b.o.Fencing:
-		return b.count(ctx, h)
-	case h.note != "":
-		return b.write(ctx, h.blob, h.id, &h.seen, h.note, false)
+	if err == nil && b.o.Fencing && !counts {
+		token, err = b.countPermit(ctx, r.Resource)
 	}
-	return 0, nil
+	return token, err
 }
 
-// count returns the next token.
-func (b *Backend) count(ctx context.Context, h *hold) (uint64, error) {
-	if h.fenced {
-		return b.write(ctx, h.blob, h.id, &h.seen, h.note, true)
-	}
-	// The fence of permits is written under no lease; the condition alone orders
-	// those who count.
-	t := b.target(permitFence(h.resource))
+// countPermit returns the next token of the permits. Their fence is written under no
+// lease; the condition alone orders those who count.
+func (b *Backend) countPermit(ctx context.Context, resource string) (uint64, error) {
 	for {
-		token, err := b.write(ctx, t.blob, "", new(*properties), "", true)
+		t := b.target(permitFence(resource))
+		token, err := b.write(ctx, &t, "", "", true)
 		if !bloberror.HasCode(err, bloberror.BlobNotFound) {
 			return token, err
 		}
@@ -135,14 +125,14 @@ const mostWrites = 50
 
 // write writes the metadata on condition that they are as they were seen, and
 // returns the new token, or 0 if it isn't to count.
-func (b *Backend) write(ctx context.Context, c *blob.Client, id string, seen **properties, note string, count bool) (token uint64, err error) {
+func (b *Backend) write(ctx context.Context, t *target, id, note string, count bool) (token uint64, err error) {
 	for i := range mostWrites {
-		if *seen == nil {
-			if *seen, err = b.look(ctx, c, id); err != nil {
+		if t.seen == nil {
+			if t.seen, err = b.look(ctx, t.blob, id); err != nil {
 				return 0, err
 			}
 		}
-		p := *seen
+		p := t.seen
 		if count {
 			if token, err = p.nextToken(time.Now()); err != nil {
 				return 0, err
@@ -155,18 +145,18 @@ func (b *Backend) write(ctx context.Context, c *blob.Client, id string, seen **p
 		var set blob.SetMetadataResponse
 		_, err = exchange(ctx, acquireTries, func(ctx context.Context) error {
 			var err error
-			set, err = c.SetMetadata(ctx, p.metadata, &blob.SetMetadataOptions{AccessConditions: underLease(id, p)})
+			set, err = t.blob.SetMetadata(ctx, p.metadata, &blob.SetMetadataOptions{AccessConditions: underLease(id, p)})
 			return err
 		})
 		if err == nil {
 			p.etag, p.date = set.ETag, set.Date
-			*seen = p
+			t.seen = p
 			return token, nil
 		}
 		if !bloberror.HasCode(err, bloberror.ConditionNotMet) {
 			return 0, explain(err)
 		}
-		*seen = nil
+		t.seen = nil
 		if err := sleep(ctx, rand.N(time.Duration(i+1)*5*time.Millisecond)); err != nil {
 			return 0, err
 		}
@@ -198,10 +188,10 @@ func deref[T any](p *T) (v T) {
 
 // note returns what is left for people who look who holds the resource: a form
 // that is ASCII, as metadata have to be, and short, as they share 8 KiB.
-func note(o driver.Owner, id string, since time.Time) string {
+func note(o driver.Owner, since time.Time) string {
 	const most = 500
 	v := url.Values{
-		"lease": {id},
+		"lease": {o.ID.String()},
 		"since": {since.UTC().Format(time.RFC3339Nano)},
 		"pid":   {strconv.Itoa(o.PID)},
 	}

@@ -289,12 +289,12 @@ func TestHolders(t *testing.T) {
 
 func TestNoteIsShort(t *testing.T) {
 	long := strings.Repeat("漢", 5000)
-	n := note(driver.Owner{Host: long, Program: long, Note: long}, "id", time.Now())
+	n := note(driver.Owner{Host: long, Program: long, Note: long}, time.Now())
 	if len(n) > 6000 {
 		t.Errorf("%d bytes", len(n))
 	}
 	h, id := (&properties{metadata: map[string]*string{"Distlock_Holder": &n}}).noted()
-	if id != "id" || !strings.HasPrefix(long, h.Owner.Host) || len(h.Owner.Host) < 400 {
+	if id != (driver.ID{}).String() || !strings.HasPrefix(long, h.Owner.Host) || len(h.Owner.Host) < 400 {
 		t.Errorf("%+v", h)
 	}
 	for _, s := range []string{"", "lease=", "%zz", "pid=x"} {

@@ -100,7 +100,7 @@ func harness(o Options, open func(testing.TB, func(http.RoundTripper) http.Round
 		},
 		Tokens: o.Fencing,
 		Sever: func(t testing.TB, _ driver.Backend, _ driver.Request, g driver.Grant) {
-			breakLease(t, g.Hold.(*hold).blob, 0)
+			breakLease(t, g.Hold.(*hold).blob(), 0)
 		},
 		Mute: func(_ testing.TB, b driver.Backend) func() {
 			mu.Lock()
