@@ -62,9 +62,8 @@ type origin struct {
 type ending struct {
 	cleanup runtime.Cleanup // notices that the Lock was dropped
 
-	released bool          // Release is through, with result
-	through  chan struct{} // closed then; nil if nobody waits for it
-	result   error
+	through chan struct{} // closed when Release is through, with result; nil: it isn't, and nobody waits
+	result  error
 }
 
 // closedChan is a closed channel.
@@ -390,15 +389,14 @@ func (l *Locker) newHolding() *holding {
 		holding holding
 		details details
 		ending  ending
-		origin  origin
 	}{}
 	h := &all.holding
 	h.locker, h.more = l, &all.details
 	h.place.Value = (*inQueue)(h)
 	h.more.ending = &all.ending
 	if l.watching { // else nobody is told, and it costs as much as all the rest
-		h.more.origin = &all.origin
-		runtime.Callers(4, all.origin.site[:])
+		h.more.origin = new(origin)
+		runtime.Callers(4, h.more.origin.site[:])
 	}
 	return h
 }

@@ -53,8 +53,10 @@ func (h *holding) release(ctx context.Context) error {
 func (h *holding) releasedWith(e *ending, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	e.released, e.result = true, err
-	if e.through != nil {
+	e.result = err
+	if e.through == nil {
+		e.through = closedChan
+	} else {
 		close(e.through)
 	}
 }
@@ -62,14 +64,12 @@ func (h *holding) releasedWith(e *ending, err error) {
 // awaitRelease returns the result of the release that another call makes.
 func (h *holding) awaitRelease(e *ending) error {
 	h.mu.Lock()
-	if !e.released && e.through == nil {
+	if e.through == nil {
 		e.through = make(chan struct{})
 	}
-	released, through := e.released, e.through
+	through := e.through
 	h.mu.Unlock()
-	if !released {
-		<-through
-	}
+	<-through
 	return e.result
 }
 
