@@ -57,14 +57,14 @@ type shard struct {
 type entry struct {
 	shard     *shard
 	name      string
-	permit    bool
 	writer    *Place              // the exclusive holder
 	upgrader  *Place              // the upgradeable holder
 	sharers   map[*Place]struct{} // the holders of shared locks, or of permits
 	unsettled *Place              // admitted, and not to be joined by others yet
 	contended bool                // and the store has said that the name is held
-	answers   uint                // how often the store has told somebody what he gets
-	joint     any                 // what the last sharer settled with
+	permit    bool
+	answers   uint // how often the store has told somebody what he gets
+	joint     any  // what the last sharer settled with
 
 	upgrade    *waiter // the upgrader's wish, which goes before all waiters
 	head, tail *waiter
