@@ -7,14 +7,24 @@ import "time"
 // set back, and the boot clock, where there is one, stands still while a
 // virtual machine is paused.
 type reading struct {
-	t    time.Time     // wall and monotonic
-	boot time.Duration // since boot, sleep included; always 0 where unknown, or not read
+	mono, wall time.Duration // since epoch
+	boot       time.Duration // since boot, sleep included; always 0 where unknown, or not read
+}
+
+var epoch = time.Now()
+
+// monotonic reads the monotonic clock alone.
+func monotonic() time.Duration { return time.Since(epoch) }
+
+// readingOf returns what a time.Time knows of a moment.
+func readingOf(t time.Time) reading {
+	return reading{mono: t.Sub(epoch), wall: t.Round(0).Sub(epoch)} // Round(0) strips the monotonic reading
 }
 
 // clocks reads the clocks, that of boot only if asked to. A variable, so that tests
 // can set them.
 var clocks = func(boot bool) reading {
-	r := reading{t: time.Now()}
+	r := readingOf(time.Now())
 	if boot {
 		r.boot = sinceBoot()
 	}
@@ -29,15 +39,14 @@ func (l *Locker) now() reading { return clocks(l.leases) }
 
 // since returns the time from a to r by the clock that says most passed.
 func (r reading) since(a reading) time.Duration {
-	return max(
-		r.t.Sub(a.t),
-		r.t.Round(0).Sub(a.t.Round(0)), // Round(0) strips the monotonic reading
-		r.boot-a.boot,
-	)
+	return max(r.mono-a.mono, r.wall-a.wall, r.boot-a.boot)
 }
 
 // at returns the reading for a moment before r that is known only as a
 // time.Time.
 func (r reading) at(t time.Time) reading {
-	return reading{t, r.boot - r.since(reading{t, r.boot})}
+	a := readingOf(t)
+	a.boot = r.boot
+	a.boot -= r.since(a)
+	return a
 }

@@ -8,28 +8,27 @@ import (
 	"github.com/distlock-go/distlock/driver"
 )
 
-// wallAt returns t on a wall clock that was set by d.
-func wallAt(t time.Time, d time.Duration) time.Time { return t.Round(0).Add(d) }
-
 func TestP11_ThePessimisticClockCounts(t *testing.T) {
-	start := reading{time.Now(), time.Hour}
-	later := start.t.Add(3 * time.Second)
+	now := time.Now()
+	start := readingOf(now)
+	start.boot = time.Hour
 	for _, c := range []struct {
-		name string
-		to   reading
-		want time.Duration
+		name             string
+		mono, wall, boot time.Duration // that have passed
+		want             time.Duration
 	}{
-		{"in step", reading{later, time.Hour + 3*time.Second}, 3 * time.Second},
-		{"the machine slept", reading{later, time.Hour + time.Minute}, time.Minute},
-		{"the wall clock was set on", reading{wallAt(later, time.Minute), time.Hour + 3*time.Second}, time.Minute + 3*time.Second},
-		{"the wall clock was set back", reading{wallAt(later, -time.Minute), time.Hour + 3*time.Second}, 3 * time.Second},
-		{"no boot clock", reading{later, 0}, 3 * time.Second},
+		{"in step", 3 * time.Second, 3 * time.Second, 3 * time.Second, 3 * time.Second},
+		{"the machine slept", 3 * time.Second, 3 * time.Second, time.Minute, time.Minute},
+		{"the wall clock was set on", 3 * time.Second, time.Minute, 3 * time.Second, time.Minute},
+		{"the wall clock was set back", 3 * time.Second, -time.Minute, 3 * time.Second, 3 * time.Second},
+		{"no boot clock", 3 * time.Second, 3 * time.Second, -time.Hour, 3 * time.Second},
 	} {
-		if got := c.to.since(start); got != c.want {
+		to := reading{start.mono + c.mono, start.wall + c.wall, start.boot + c.boot}
+		if got := to.since(start); got != c.want {
 			t.Errorf("%s: %v passed, want %v", c.name, got, c.want)
 		}
 	}
-	if got := start.at(start.t.Add(-time.Second)); start.since(got) != time.Second || got.boot != time.Hour-time.Second {
+	if got := start.at(now.Add(-time.Second)); start.since(got) != time.Second || got.boot != time.Hour-time.Second {
 		t.Errorf("a second before is %v before", start.since(got))
 	}
 }
@@ -48,13 +47,12 @@ func TestP11_BootClockIsRead(t *testing.T) {
 // A renewal goes out after the clocks were read: that isn't a time before, when it
 // is asked what is to be done next.
 func TestNothingIsDueDuringARenewal(t *testing.T) {
-	n := reading{time.Now(), time.Hour}
-	sent := reading{n.t.Add(time.Microsecond), n.boot + time.Microsecond}
-	k := &keeper{
-		lease: driver.Lease{TTL: 30 * time.Second}, margin: 3 * time.Second, valid: n,
-		dueFrom: sent, pause: driver.Forever,
-	}
-	if got := k.next(n).Sub(n.t); got != 27*time.Second {
-		t.Errorf("it wakes in %v, want 27s", got)
+	n := readingOf(time.Now().Add(time.Hour))
+	sent := reading{n.mono + time.Microsecond, n.wall + time.Microsecond, n.boot + time.Microsecond}
+	for ttl, want := range map[time.Duration]time.Duration{30 * time.Second: 27 * time.Second, 0: never} {
+		k := &keeper{ttl: ttl, valid: n, dueFrom: sent, pause: driver.Forever}
+		if got := k.next(n) - n.mono; got != want {
+			t.Errorf("with a lease of %v it wakes in %v, want %v", ttl, got, want)
+		}
 	}
 }

@@ -8,12 +8,13 @@ import (
 var skew atomic.Int64
 
 func init() {
-	epoch := time.Date(1990, 1, 1, 0, 0, 0, 0, time.UTC)
+	booted := time.Date(1990, 1, 1, 0, 0, 0, 0, time.UTC)
 	clocks = func(boot bool) reading {
-		r := reading{t: time.Now()}
+		now := time.Now()
+		r := readingOf(now)
 		// The real clock would go on while that of a test stands still.
 		if boot {
-			r.boot = r.t.Sub(epoch) + time.Duration(skew.Load())
+			r.boot = now.Sub(booted) + time.Duration(skew.Load())
 		}
 		return r
 	}

@@ -107,8 +107,8 @@ func (l *Lock) checkClocks() {
 	if l.locker.inProcess {
 		return // there is no session to lose
 	}
-	if t := l.tenure(); t != nil && t.keeper != nil && t.keeper.lease.TTL > 0 && t.keeper.expired() {
-		err := fmt.Errorf("%w: the lease of %v ran out", ErrLost, t.keeper.lease.TTL)
+	if t := l.tenure(); t != nil && t.keeper != nil && t.keeper.ttl > 0 && t.keeper.expired() {
+		err := fmt.Errorf("%w: the lease of %v ran out", ErrLost, t.keeper.ttl)
 		t.keeper.lose(err)
 		l.lose(err) // another goroutine may be about to tell it, but the caller asks now
 	}

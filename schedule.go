@@ -18,8 +18,9 @@ const smallestJump = 10 * time.Millisecond
 // Locker.keepersMu guards it.
 type schedule struct {
 	keepers byWake
-	alarm   time.Time // when the timer fires; zero: it doesn't
-	looked  reading   // when it fired last, or was set
+	alarm   time.Duration // when the timer fires, by the monotonic clock, if it is set
+	isSet   bool
+	looked  reading // when it fired last, or was set
 	stopped bool
 	ring    func()
 }
@@ -33,7 +34,7 @@ func (s *schedule) add(k *keeper, n reading) {
 	if k.at < 0 {
 		heap.Push(&s.keepers, k)
 	} else {
-		heap.Fix(&s.keepers, k.at)
+		heap.Fix(&s.keepers, int(k.at))
 	}
 	s.set(n)
 }
@@ -41,7 +42,7 @@ func (s *schedule) add(k *keeper, n reading) {
 // remove takes the keeper out, if it is in.
 func (s *schedule) remove(k *keeper) {
 	if k.at >= 0 {
-		heap.Remove(&s.keepers, k.at)
+		heap.Remove(&s.keepers, int(k.at))
 	}
 }
 
@@ -50,31 +51,28 @@ func (s *schedule) set(n reading) {
 	if len(s.keepers) == 0 {
 		return
 	}
-	at := n.t.Add(longestNap)
-	if first := s.keepers[0].wake; first.Before(at) {
-		at = first
-	}
-	if s.alarm.IsZero() {
+	at := min(n.mono+longestNap, s.keepers[0].wake)
+	if !s.isSet {
 		s.looked = n
-	} else if s.alarm.After(n.t) && !s.alarm.After(at) {
+	} else if s.alarm > n.mono && s.alarm <= at {
 		return
 	}
-	s.alarm = at
+	s.alarm, s.isSet = at, true
 	// A timer of its own each time: one that a test in a bubble of testing/synctest has
 	// made can't be set again outside of it. What was set for later does nothing.
-	time.AfterFunc(time.Until(at), s.ring)
+	time.AfterFunc(at-monotonic(), s.ring)
 }
 
 // due takes out the keepers that have something to do at n: all of them if the
 // clocks have jumped.
 func (s *schedule) due(n reading) []*keeper {
-	if s.alarm.IsZero() || n.t.Before(s.alarm) {
+	if !s.isSet || n.mono < s.alarm {
 		return nil
 	}
-	s.alarm = time.Time{}
-	jumped := n.since(s.looked) > n.t.Sub(s.looked.t)+smallestJump
+	s.isSet = false
+	jumped := n.since(s.looked) > n.mono-s.looked.mono+smallestJump
 	var due []*keeper
-	for len(s.keepers) > 0 && (jumped || !s.keepers[0].wake.After(n.t)) {
+	for len(s.keepers) > 0 && (jumped || s.keepers[0].wake <= n.mono) {
 		due = append(due, heap.Pop(&s.keepers).(*keeper))
 	}
 	return due
@@ -104,19 +102,19 @@ type byWake []*keeper
 func (b *byWake) Len() int { return len(*b) }
 
 // Less implements [heap.Interface].
-func (b *byWake) Less(i, j int) bool { return (*b)[i].wake.Before((*b)[j].wake) }
+func (b *byWake) Less(i, j int) bool { return (*b)[i].wake < (*b)[j].wake }
 
 // Swap implements [heap.Interface].
 func (b *byWake) Swap(i, j int) {
 	k := *b
 	k[i], k[j] = k[j], k[i]
-	k[i].at, k[j].at = i, j
+	k[i].at, k[j].at = int32(i), int32(j)
 }
 
 // Push implements [heap.Interface].
 func (b *byWake) Push(x any) {
 	k := x.(*keeper)
-	k.at = len(*b)
+	k.at = int32(len(*b))
 	*b = append(*b, k)
 }
 

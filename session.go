@@ -17,16 +17,17 @@ import (
 type keeper struct {
 	locker  *Locker
 	session driver.Session
-	lease   driver.Lease
-	margin  time.Duration
+	ttl     time.Duration // of the lease; 0: the session doesn't end by the clock
+	every   time.Duration // between renewals
+	pooled  bool          // it stays when the last tenure has gone
 
 	// Guarded by Locker.keepersMu. When the last tenure has gone, the keeper is of
 	// no use any more; that of a pooled session stays until it has something to do.
+	at      int32 // in the schedule; -1: not in it
 	tenures []*tenure
-	room    [1]*tenure // of tenures: most have one
-	at      int        // in the schedule; -1: not in it
-	wake    time.Time  // when there is something to do, by the monotonic clock
-	dueFrom reading    // the next renewal is due when pause has passed since
+	room    [1]*tenure    // of tenures: most have one
+	wake    time.Duration // when there is something to do, by the monotonic clock
+	dueFrom reading       // the next renewal is due when pause has passed since
 	pause   time.Duration
 	backoff time.Duration // the next pause, if the next renewal fails
 	renewal *renewal      // under way
@@ -91,7 +92,7 @@ func (l *Locker) newKeeper(s driver.Session, sent reading) *keeper {
 		lease.Every = driver.Forever
 	}
 	k := &keeper{
-		locker: l, session: s, lease: lease, margin: lease.TTL / marginPart,
+		locker: l, session: s, ttl: lease.TTL, every: lease.Every, pooled: lease.Pooled,
 		at: -1, dueFrom: sent, pause: lease.Every, valid: sent,
 	}
 	k.tenures, k.backoff = k.room[:0], k.retryPause()
@@ -137,7 +138,7 @@ func (l *Locker) detach(t *tenure) *renewal {
 	}
 	if k.renewal != nil {
 		k.renewal.unwanted = true
-	} else if !k.lease.Pooled {
+	} else if !k.pooled {
 		k.end()
 	}
 	return k.renewal
@@ -190,7 +191,7 @@ func (l *Locker) stopKeeping(ctx context.Context) {
 // look does what is to be done for the session now. It reports true if the session
 // is to be declared lost. Locker.keepersMu is held.
 func (k *keeper) look(n reading) (expired bool) {
-	expired = k.lease.TTL > 0 && k.left(n) <= 0
+	expired = k.ttl > 0 && k.left(n) <= 0
 	due := n.since(k.dueFrom) >= k.pause
 	switch {
 	case len(k.tenures) == 0 && k.renewal != nil:
@@ -207,13 +208,16 @@ func (k *keeper) look(n reading) (expired bool) {
 	return false
 }
 
-// next returns when there is something to do for the session.
-func (k *keeper) next(n reading) time.Time {
+// never is longer than any process runs, and can be added to a reading.
+const never = driver.Forever / 2
+
+// next returns when there is something to do for the session, by the monotonic clock.
+func (k *keeper) next(n reading) time.Duration {
 	pause := k.pause - max(n.since(k.dueFrom), 0) // a renewal goes out after n
-	if k.lease.TTL > 0 {
+	if k.ttl > 0 {
 		pause = min(pause, k.left(n))
 	}
-	return n.t.Add(max(pause, 0))
+	return n.mono + min(max(pause, 0), never)
 }
 
 // renew starts a renewal. Locker.keepersMu is held.
@@ -238,9 +242,9 @@ func (k *keeper) renewed(r *renewal, err error) {
 	switch {
 	case err == nil:
 		k.confirm(r.sent)
-		k.dueFrom, k.pause, k.backoff = r.sent, k.lease.Every, k.retryPause()
+		k.dueFrom, k.pause, k.backoff = r.sent, k.every, k.retryPause()
 	case r.unwanted:
-		k.dueFrom, k.pause = n, k.lease.Every
+		k.dueFrom, k.pause = n, k.every
 	default:
 		k.dueFrom, k.pause = n, jitter(k.backoff)
 		k.backoff = min(2*k.backoff, k.attemptTimeout())
@@ -250,7 +254,7 @@ func (k *keeper) renewed(r *renewal, err error) {
 	}
 	switch {
 	case k.lost():
-	case len(k.tenures) > 0 || k.lease.Pooled:
+	case len(k.tenures) > 0 || k.pooled:
 		l.schedule.add(k, n)
 	default:
 		k.end()
@@ -263,10 +267,10 @@ func (k *keeper) renewed(r *renewal, err error) {
 
 // attemptTimeout bounds one renewal, so that several fit into a lease.
 func (k *keeper) attemptTimeout() time.Duration {
-	if k.lease.TTL > 0 {
-		return k.lease.TTL / 6
+	if k.ttl > 0 {
+		return k.ttl / 6
 	}
-	return k.lease.Every
+	return k.every
 }
 
 func (k *keeper) retryPause() time.Duration { return k.attemptTimeout() / 10 }
@@ -285,14 +289,14 @@ func (k *keeper) lastValid() reading {
 func (k *keeper) confirm(sent reading) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if sent.t.After(k.valid.t) {
+	if sent.mono > k.valid.mono {
 		k.valid = sent
 	}
 }
 
 // ranOut is the error of a lease that could not be renewed.
 func (k *keeper) ranOut() error {
-	return fmt.Errorf("%w: the lease of %v could not be renewed in time", ErrLost, k.lease.TTL)
+	return fmt.Errorf("%w: the lease of %v could not be renewed in time", ErrLost, k.ttl)
 }
 
 // lossErr returns why the session is lost, or nil.
@@ -307,14 +311,14 @@ func (k *keeper) lost() bool { return k.lossErr() != nil }
 // left returns how long the session can be relied on, without a clock that
 // says otherwise.
 func (k *keeper) left(n reading) time.Duration {
-	if k.lease.TTL <= 0 {
+	if k.ttl <= 0 {
 		return driver.Forever
 	}
-	return k.lease.TTL - k.margin - n.since(k.lastValid())
+	return k.ttl - k.ttl/marginPart - n.since(k.lastValid())
 }
 
 func (k *keeper) expired() bool {
-	return k.lease.TTL > 0 && k.left(k.locker.now()) <= 0 || k.lost()
+	return k.ttl > 0 && k.left(k.locker.now()) <= 0 || k.lost()
 }
 
 // lose ends all holdings on the session. The holders are told first, and the
@@ -360,7 +364,7 @@ func (k *keeper) lose(err error) {
 		}
 		// The loss is remembered until no grant on the session can be under way any
 		// more: what is granted there ends with it, whenever it was asked for.
-		time.AfterFunc(max(k.lease.TTL, time.Minute), func() { l.forget(k) })
+		time.AfterFunc(max(k.ttl, time.Minute), func() { l.forget(k) })
 		for _, h := range lost {
 			h.afterLoss()
 		}

@@ -14,23 +14,23 @@ import (
 // reader; the tenure is what stays.
 type tenure struct {
 	hold   driver.Hold
-	keeper *keeper // nil: the session can't end
-	at     int     // in keeper.tenures; guarded by Locker.keepersMu
-	since  time.Time
+	keeper *keeper       // nil: the session can't end
+	at     int           // in keeper.tenures; guarded by Locker.keepersMu
+	since  time.Duration // by the monotonic clock
 
 	mu      sync.Mutex
 	holders []*holding // none: it is on its way from one to the next, or over
+	token   uint64     // of the last holding; 0: none
+	handed  int32      // how many holdings it had after the first
 	lost    bool
-	token   uint64 // of the last holding; 0: none
-	handed  int    // how many holdings it had after the first
-	alone   bool   // the store grants nothing beside it
+	alone   bool // the store grants nothing beside it
 
 	room [1]*holding // of holders: most have one
 }
 
 // newTenure returns the tenure of a new grant.
 func newTenure(hold driver.Hold, h *holding, r *request) *tenure {
-	t := &tenure{hold: hold, since: time.Now()}
+	t := &tenure{hold: hold, since: monotonic()}
 	t.alone = r.mode == driver.Exclusive || r.mode == driver.Permit && r.limit == 1
 	t.holders = append(t.room[:0], h)
 	return t
@@ -129,5 +129,5 @@ func (t *tenure) resource() string {
 func (l *Locker) mayGoOn(t *tenure) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return (t.alone || t.token == 0) && t.handed < l.options.HandoffCount && time.Since(t.since) < l.options.HandoffTime && !l.gate.Closed()
+	return (t.alone || t.token == 0) && int(t.handed) < l.options.HandoffCount && monotonic()-t.since < l.options.HandoffTime && !l.gate.Closed()
 }
