@@ -809,7 +809,8 @@ func (s *oneLease) Renew(context.Context) error { s.store.renewals.Add(1); retur
 func (*oneLease) Lost() <-chan struct{}         { return nil }
 func (*oneLease) Abandon()                      {}
 
-// A lock that is held costs memory, and neither a goroutine nor a timer.
+// A lock that is held costs memory, and neither a goroutine nor a timer. A KiB is to do
+// for all of it, so that a quarter is left for what the backend knows.
 func TestP20_ManyLeases(t *testing.T) {
 	n := 20_000
 	if stormLong {
@@ -843,7 +844,7 @@ func TestP20_ManyLeases(t *testing.T) {
 			}
 		}
 		synctest.Wait()
-		if each := (int64(heap()) - int64(before)) / int64(n); each >= 1024 {
+		if each := (int64(heap()) - int64(before)) / int64(n); each >= 768 {
 			t.Errorf("a lock that is held takes %d bytes", each)
 		} else {
 			t.Logf("%d bytes each", each)
