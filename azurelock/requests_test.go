@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -90,6 +91,50 @@ func TestRequestsWhileHeld(t *testing.T) {
 			t.Errorf("after the release: %v", got)
 		}
 	})
+}
+
+// A lock that is held costs memory: less than a KiB, package distlock's part and that of
+// the keys in its tables included, whatever the blob says.
+func TestHeldLocksAreSmall(t *testing.T) {
+	e := azurite(t)
+	for _, o := range []Options{{}, {Fencing: true, HolderNote: true}, {DeleteOnRelease: true}} {
+		const n = 500
+		l := locker(t, New(e.container(t), &o), distlock.Options{})
+		names := make([]string, n)
+		for i := range names {
+			names[i] = fmt.Sprintf("product:%d", i)
+		}
+		locks := make([]*distlock.Lock, n)
+		take := func(i int) {
+			lock, err := l.TryAcquire(t.Context(), names[i])
+			if err != nil {
+				t.Fatal(err)
+			}
+			locks[i] = lock
+		}
+		take(0) // opens the connection
+		heap := func() uint64 {
+			runtime.GC()
+			runtime.GC()
+			var m runtime.MemStats
+			runtime.ReadMemStats(&m)
+			return m.HeapAlloc
+		}
+		before := heap()
+		for i := 1; i < n; i++ {
+			take(i)
+		}
+		each := (int64(heap()) - int64(before)) / (n - 1)
+		if each >= 1024 {
+			t.Errorf("%+v: a lock that is held takes %d bytes", o, each)
+		}
+		t.Logf("%+v: %d bytes each", o, each)
+		for _, lock := range locks {
+			if err := lock.Release(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
 }
 
 // A thousand are held at once, of names that are nearly alike.
