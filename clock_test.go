@@ -28,6 +28,12 @@ func TestP11_ThePessimisticClockCounts(t *testing.T) {
 			t.Errorf("%s: %v passed, want %v", c.name, got, c.want)
 		}
 	}
+	if got := time.Duration(now.UnixNano() - epoch.UnixNano()); start.wall != got {
+		t.Errorf("%v on the wall clock since the epoch, want %v", start.wall, got)
+	}
+	if got := readingOf(now.Add(time.Second)); got.mono-start.mono != time.Second || got.wall-start.wall != time.Second {
+		t.Errorf("a second after %+v is %+v", start, got)
+	}
 	if got := start.at(now.Add(-time.Second)); start.since(got) != time.Second || got.boot != time.Hour-time.Second {
 		t.Errorf("a second before is %v before", start.since(got))
 	}
