@@ -86,8 +86,8 @@ type reading struct {
 
 // count writes the next token of the resource into its fence. It waits for others
 // who count for no longer than most.
-func (b *Backend) count(ctx context.Context, name *name, mode driver.Mode, owner driver.Owner, now time.Time, most time.Duration) (token uint64, err error) {
-	n := note{boot: bootID(), mode: mode, since: now, who: b.describeOwner(owner)}
+func (b *Backend) count(ctx context.Context, name *name, mode driver.Mode, owner *ownerText, now time.Time, most time.Duration) (token uint64, err error) {
+	n := note{boot: bootID(), mode: mode, since: now, who: owner.text}
 	if b.network {
 		n.boot = "-" // the hosts' differ, and every number is flushed
 	}
@@ -165,14 +165,14 @@ type ownerText struct {
 
 // describeOwner returns the owner as a note has it, which is seldom another than
 // before.
-func (b *Backend) describeOwner(o driver.Owner) string {
+func (b *Backend) describeOwner(o driver.Owner) *ownerText {
 	o.ID = driver.ID{}
 	last := b.lastOwner.Load()
 	if last == nil || last.owner != o {
 		last = &ownerText{o, describeOwner(o)}
 		b.lastOwner.Store(last)
 	}
-	return last.text
+	return last
 }
 
 func describeOwner(o driver.Owner) string {

@@ -52,7 +52,7 @@ func (b *Backend) openFence(ctx context.Context, name *name, n *note, most time.
 				return &counter{fenceFile: guarded{f}, looked: n.since}, true, nil
 			}
 		}
-		os.Remove(f.path) // it is locked, so nobody else's work
+		os.Remove(f.path()) // it is locked, so nobody else's work
 		f.close()
 		if err != nil {
 			return nil, false, err
@@ -140,12 +140,11 @@ func (g guarded) finish(path string, content []byte) error {
 	if err := g.Sync(); err != nil {
 		return err
 	}
-	if err := os.Rename(g.path, path); err != nil {
+	if err := os.Rename(g.path(), path); err != nil {
 		return err
 	}
 	var err error
-	g.path = path
-	g.cpath, err = unix.BytePtrFromString(path)
+	g.name, err = unix.BytePtrFromString(path)
 	return err
 }
 

@@ -14,8 +14,7 @@ import (
 // belong to.
 type file struct {
 	fd       int
-	path     string
-	cpath    *byte // the same, as the kernel takes it
+	name     *byte // its path, as the kernel takes it
 	look           // as it was when it was opened; links as they were last
 	writable bool
 	local    bool // no lock on it is the affair of other hosts
@@ -26,7 +25,7 @@ type file struct {
 // A look is what can be seen of a file.
 type look struct {
 	id      fileID
-	links   uint64
+	links   uint32
 	regular bool
 }
 
@@ -51,11 +50,11 @@ func (b *Backend) openFile(path string, access int, mode fs.FileMode, create boo
 func openFile(path string, access int, mode fs.FileMode, create bool) (*file, error) {
 	// O_NONBLOCK keeps the call from waiting for the other end of a FIFO.
 	const always = unix.O_CLOEXEC | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_NOCTTY
-	f := &file{path: path, writable: access == unix.O_RDWR}
-	var err error
-	if f.cpath, err = unix.BytePtrFromString(path); err != nil {
-		return nil, f.failed("open", err)
+	name, err := unix.BytePtrFromString(path)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
+	f := &file{name: name, writable: access == unix.O_RDWR}
 	for {
 		// Without O_CREAT first: Linux denies that to the existing files of others
 		// in directories like /tmp (sysctl fs.protected_regular).
@@ -110,7 +109,7 @@ var (
 
 // failed wraps what the system said.
 func (f *file) failed(op string, err error) error {
-	err = &fs.PathError{Op: op, Path: f.path, Err: err}
+	err = &fs.PathError{Op: op, Path: f.path(), Err: err}
 	advice := ""
 	switch {
 	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.EMLINK):
@@ -159,9 +158,11 @@ func (f *file) unlock() {
 
 func (f *file) close() { unix.Close(f.fd) }
 
+func (f *file) path() string { return unix.BytePtrToString(f.name) }
+
 // current reports whether the file is still the one of its name.
 func (f *file) current() (bool, error) {
-	l, err := lookUp(f.path, f.cpath)
+	l, err := lookUp(f.name)
 	if err == unix.ENOENT {
 		return false, nil
 	}

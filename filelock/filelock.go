@@ -158,10 +158,11 @@ type Backend struct {
 	procLocks string // how /proc/locks calls the file system; empty: ask the files
 	noTokens  bool
 	info      driver.Info
+	began     time.Time // what holds count from
 
 	closed  chan struct{}
 	mu      sync.Mutex
-	holds   map[*hold]struct{} // nil once closed
+	holds   []*hold // nil once closed
 	names   map[nameKey]*name
 	uses    uint64 // of names
 	resting bool   // idle files are going to be looked through
@@ -201,8 +202,9 @@ func New(dir string, o *Options) (*Backend, error) {
 		dir:    dir,
 		perm:   info.Mode().Perm(),
 		mode:   o.FileMode,
+		began:  time.Now(),
 		closed: make(chan struct{}),
-		holds:  make(map[*hold]struct{}),
+		holds:  []*hold{},
 		names:  make(map[nameKey]*name),
 
 		noTokens: o.NoTokens,
@@ -270,12 +272,15 @@ func (b *Backend) grant(ctx context.Context, n *name, r driver.Request) (driver.
 	if err != nil {
 		return driver.Grant{}, err
 	}
-	h := &hold{backend: b, name: n, held: held, mode: r.Mode, owner: r.Owner}
+	h := &hold{backend: b, resource: r.Resource, held: held, mode: r.Mode}
+	if !b.noTokens {
+		h.owner = b.describeOwner(r.Owner)
+	}
 	most := guardTimeout
 	if r.Wait == 0 && b.lined {
 		most = answersWithin
 	}
-	token, err := h.count(ctx, r.Mode, most)
+	token, err := h.count(ctx, n, r.Mode, most)
 	if errors.Is(err, errBusy) && most == answersWithin {
 		err = driver.ErrHeld // who has time for it learns more
 	}
@@ -283,7 +288,7 @@ func (b *Backend) grant(ctx context.Context, n *name, r driver.Request) (driver.
 		err = errClosed
 	}
 	if err != nil {
-		b.free(n, held, false)
+		b.free(h.key(), held, false)
 		return driver.Grant{}, err
 	}
 	return driver.Grant{Hold: h, Token: token, Session: h.session()}, nil
@@ -310,7 +315,8 @@ func (b *Backend) add(h *hold) bool {
 	if b.holds == nil {
 		return false
 	}
-	b.holds[h] = struct{}{}
+	h.at = len(b.holds)
+	b.holds = append(b.holds, h)
 	return true
 }
 
@@ -337,7 +343,7 @@ func (b *Backend) Close() error {
 		return nil
 	}
 	close(b.closed)
-	for h := range holds {
+	for _, h := range holds {
 		h.Abandon()
 	}
 	for _, i := range unused {
@@ -351,34 +357,39 @@ func (b *Backend) path(resource, suffix string) string {
 	return filepath.Join(b.dir, baseName(resource)+suffix)
 }
 
-// A hold is one grant. Where it can be lost it is its own session.
+// A hold is one grant. Where it can be lost it is its own session. There may be
+// many thousands, so that it has no more in mind than it needs.
 type hold struct {
-	backend *Backend
-	name    *name
-	owner   driver.Owner
+	backend  *Backend
+	resource string
+	owner    *ownerText // nil without tokens
+	at       int        // in Backend.holds; guarded by Backend.mu
 
 	mu        sync.Mutex // held during all use of held
 	held      *held      // nil once it ended
 	mode      driver.Mode
 	lost      bool
-	checked   time.Time // when it was last looked whether it is lost
-	freshened time.Time // zero: not since it began
+	checked   time.Duration // after Backend.began it was last looked whether it is lost
+	freshened time.Duration // likewise; zero: not since it began
 }
+
+// key returns which name the hold is of.
+func (h *hold) key() nameKey { return nameKey{h.resource, h.mode == driver.Permit} }
 
 // count returns the next token, and leaves word of the owner with it. Only then
 // it looks whether the lock is still there: who has it now, if it isn't, gets a
 // larger token. h.mu is held, or nobody else has h yet.
-func (h *hold) count(ctx context.Context, mode driver.Mode, most time.Duration) (uint64, error) {
+func (h *hold) count(ctx context.Context, n *name, mode driver.Mode, most time.Duration) (uint64, error) {
 	if h.held == nil {
 		return 0, driver.ErrLost
 	}
 	now := time.Now()
 	token, err := uint64(0), error(nil)
 	if !h.backend.noTokens {
-		token, err = h.backend.count(ctx, h.name, mode, h.owner, now, most)
+		token, err = h.backend.count(ctx, n, mode, h.owner, now, most)
 	}
 	if err == nil {
-		h.checked = now
+		h.checked = now.Sub(h.backend.began)
 		err = h.held.check()
 	}
 	return token, err
@@ -386,11 +397,16 @@ func (h *hold) count(ctx context.Context, mode driver.Mode, most time.Duration) 
 
 // end takes the files out of the hold, so that one caller frees them.
 func (h *hold) end() *held {
-	held := h.held
+	held, b := h.held, h.backend
 	h.held = nil
-	h.backend.mu.Lock()
-	delete(h.backend.holds, h)
-	h.backend.mu.Unlock()
+	b.mu.Lock()
+	if last := len(b.holds) - 1; last >= 0 {
+		b.holds[h.at] = b.holds[last]
+		b.holds[h.at].at = h.at
+		b.holds[last] = nil
+		b.holds = b.holds[:last]
+	}
+	b.mu.Unlock()
 	return held
 }
 
@@ -405,8 +421,8 @@ func (h *hold) Release(context.Context) error {
 	if h.held == nil {
 		return nil
 	}
-	err := h.held.checkAgain(time.Since(h.checked))
-	h.backend.free(h.name, h.end(), err == nil)
+	err := h.held.checkAgain(time.Since(h.backend.began) - h.checked)
+	h.backend.free(h.key(), h.end(), err == nil)
 	if errors.Is(err, driver.ErrLost) {
 		h.lost = true
 		return err
@@ -420,6 +436,6 @@ func (h *hold) Abandon() {
 	defer h.mu.Unlock()
 	if h.held != nil {
 		h.lost = true
-		h.backend.free(h.name, h.end(), false)
+		h.backend.free(h.key(), h.end(), false)
 	}
 }

@@ -35,10 +35,11 @@ func (b *Backend) borrow(n *name) *held {
 
 // keep keeps unlocked files for the next lock of the same name. It reports false
 // if they are of no use to anybody.
-func (b *Backend) keep(n *name, h *held) bool {
+func (b *Backend) keep(k nameKey, h *held) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if n.gone || n.idle.held != nil {
+	n := b.names[k]
+	if n == nil || n.idle.held != nil {
 		return false
 	}
 	n.idle.held = h

@@ -72,7 +72,7 @@ func TestKept(t *testing.T) {
 		if before.held == nil || before.fence == nil {
 			t.Fatalf("%v: nothing was kept", mode)
 		}
-		if !isFree(t, before.held.file.path) || inLine(t, before.held.queue().path) > 0 {
+		if !isFree(t, before.held.file.path()) || inLine(t, before.held.queue().path()) > 0 {
 			t.Errorf("%v: something is locked", mode)
 		}
 		// Another process takes it, in whatever mode, and counts on.
@@ -98,7 +98,7 @@ func TestKept(t *testing.T) {
 		if h := next.Hold.(*hold).held; h.file != before.held.file {
 			t.Errorf("%v: the file was opened anew", mode)
 		}
-		if mode != driver.Permit && isFree(t, before.held.file.path) {
+		if mode != driver.Permit && isFree(t, before.held.file.path()) {
 			t.Errorf("%v: nothing is locked", mode)
 		}
 		release(t, next)
@@ -134,9 +134,9 @@ func TestKeptFileIsGone(t *testing.T) {
 			if kept == nil {
 				t.Fatalf("%s, %v: nothing was kept", name, mode)
 			}
-			paths := []string{kept.file.path}
+			paths := []string{kept.file.path()}
 			if kept.bell != nil {
-				paths = append(paths, kept.bell.path)
+				paths = append(paths, kept.bell.path())
 			}
 			for _, path := range paths {
 				if _, err := os.Lstat(path); errors.Is(err, os.ErrNotExist) {
@@ -246,7 +246,7 @@ func TestKeptFence(t *testing.T) {
 				// Its links are as many as before.
 				eventually(t, "the name is looked at again", func() bool { return time.Since(c.looked) > lookEvery })
 			}
-			if err := harm(c.fenceFile.(guarded).path); err != nil {
+			if err := harm(c.fenceFile.(guarded).path()); err != nil {
 				t.Fatal(err)
 			}
 			last := first.Token
@@ -502,7 +502,7 @@ func TestLook(t *testing.T) {
 		t.Fatal(err)
 	}
 	at, err := lookAt(f.fd, true)
-	up, err2 := lookUp(path, f.cpath)
+	up, err2 := lookUp(f.name)
 	if want := lookOf(&st); at != want || up != want || err != nil || err2 != nil || !want.regular || want.links != 1 {
 		t.Errorf("%+v %v, %+v %v, want %+v", at, err, up, err2, want)
 	}
@@ -512,7 +512,7 @@ func TestLook(t *testing.T) {
 	if at, err := lookAt(f.fd, false); at.links != 0 || err != nil {
 		t.Error(at, err)
 	}
-	if _, err := lookUp(path, f.cpath); !errors.Is(err, os.ErrNotExist) {
+	if _, err := lookUp(f.name); !errors.Is(err, os.ErrNotExist) {
 		t.Error(err)
 	}
 }

@@ -82,7 +82,7 @@ func (f *file) isFirst(place int64) (bool, error) {
 // ring makes the waiters look again.
 func (f *file) ring() {
 	fd, err := retry(func() (int, error) {
-		return unix.Open(f.path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+		return unix.Open(f.path(), unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	})
 	if err == nil {
 		unix.Close(fd)

@@ -42,11 +42,11 @@ func (h *held) queue() *file {
 // and nobody waits: a waiter takes his place before he tries for the last time,
 // so one who isn't there yet will find the lock free. Those who wait are woken by
 // the close, and must find it free too; so first of all it is unlocked.
-func (b *Backend) free(n *name, h *held, keep bool) {
+func (b *Backend) free(k nameKey, h *held, keep bool) {
 	h.file.unlock()
 	if keep && b.lined && !h.file.stuck && h.file.writable {
 		empty, err := h.queue().isFirst(lineEnd)
-		if empty && err == nil && !h.queue().stuck && b.keep(n, h) {
+		if empty && err == nil && !h.queue().stuck && b.keep(k, h) {
 			return
 		}
 	}
@@ -61,7 +61,7 @@ func (h *held) check() error {
 		return err
 	}
 	if !current {
-		return fmt.Errorf("%w: %s was removed or replaced", driver.ErrLost, h.file.path)
+		return fmt.Errorf("%w: %s was removed or replaced", driver.ErrLost, h.file.path())
 	}
 	return nil
 }
@@ -93,15 +93,15 @@ func (h *hold) Renew(context.Context) error {
 		return driver.ErrLost
 	}
 	if err := h.held.check(); err != nil {
-		h.checked = time.Time{}
+		h.checked = -lookEvery
 		return err
 	}
-	now := time.Now()
-	if !h.freshened.IsZero() && now.Sub(h.freshened) < 24*time.Hour {
+	now := time.Since(h.backend.began)
+	if h.freshened != 0 && now-h.freshened < 24*time.Hour {
 		return nil
 	}
-	if !h.freshened.IsZero() {
-		h.backend.freshen(h.held, h.name)
+	if h.freshened != 0 {
+		h.backend.freshen(h.held, h.key())
 	}
 	h.freshened = now
 	return nil
@@ -112,8 +112,9 @@ func (h *hold) Lost() <-chan struct{} { return nil }
 
 // freshen sets the time of the files to now. It may not be allowed to, for
 // files of others: then nor would a cleaner of theirs spare them.
-func (b *Backend) freshen(h *held, n *name) {
-	for _, path := range []string{h.file.path, n.queue, n.fence} {
+func (b *Backend) freshen(h *held, k nameKey) {
+	n := b.newName(k)
+	for _, path := range []string{h.file.path(), n.queue, n.fence} {
 		_ = unix.UtimesNanoAt(unix.AT_FDCWD, path, nil, unix.AT_SYMLINK_NOFOLLOW)
 	}
 }
@@ -209,7 +210,7 @@ func (a *attempt) giveUp(err error) {
 		a.close()
 		return
 	}
-	a.backend.free(a.name, a.holding(a.queue), true)
+	a.backend.free(a.name.key, a.holding(a.queue), true)
 }
 
 // holding is what is held, or was to be, with a lock on the queue.

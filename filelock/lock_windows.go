@@ -22,7 +22,7 @@ type held struct{ handle windows.Handle }
 
 // free closes the file. While it is open nobody else can have it, so that it
 // can't be kept for later.
-func (b *Backend) free(_ *name, h *held, _ bool) { windows.CloseHandle(h.handle) }
+func (b *Backend) free(_ nameKey, h *held, _ bool) { windows.CloseHandle(h.handle) }
 
 // idle is nothing here; see free.
 type idle struct{}

@@ -12,16 +12,16 @@ func lookAt(fd int, _ bool) (look, error) {
 }
 
 // lookUp looks at the file that has the name now.
-func lookUp(path string, _ *byte) (look, error) {
+func lookUp(name *byte) (look, error) {
 	var st unix.Stat_t
-	_, err := retry(func() (int, error) { return 0, unix.Lstat(path, &st) })
+	_, err := retry(func() (int, error) { return 0, unix.Lstat(unix.BytePtrToString(name), &st) })
 	return lookOf(&st), err
 }
 
 func lookOf(st *unix.Stat_t) look {
 	return look{
 		id:      fileID{uint64(st.Dev), uint64(st.Ino)},
-		links:   uint64(st.Nlink),
+		links:   uint32(st.Nlink),
 		regular: st.Mode&unix.S_IFMT == unix.S_IFREG,
 	}
 }

@@ -36,19 +36,19 @@ func lookAt(fd int, local bool) (look, error) {
 	return lookOfX(&st), err
 }
 
-// lookUp looks at the file that has the name now. p is the path as the kernel
-// takes it: package unix would allocate for it each time.
-func lookUp(path string, p *byte) (look, error) {
+// lookUp looks at the file that has the name now. The name is as the kernel takes
+// it: package unix would allocate for it each time.
+func lookUp(name *byte) (look, error) {
 	var st unix.Statx_t
 	_, err := retry(func() (int, error) {
 		at := unix.AT_FDCWD
-		_, _, e := unix.Syscall6(unix.SYS_STATX, uintptr(at), uintptr(unsafe.Pointer(p)), unix.AT_SYMLINK_NOFOLLOW,
+		_, _, e := unix.Syscall6(unix.SYS_STATX, uintptr(at), uintptr(unsafe.Pointer(name)), unix.AT_SYMLINK_NOFOLLOW,
 			lookMask, uintptr(unsafe.Pointer(&st)), 0)
 		return 0, errorOf(e)
 	})
 	if missing(err) {
 		var st unix.Stat_t
-		_, err := retry(func() (int, error) { return 0, unix.Lstat(path, &st) })
+		_, err := retry(func() (int, error) { return 0, unix.Lstat(unix.BytePtrToString(name), &st) })
 		return lookOf(&st), err
 	}
 	return lookOfX(&st), err
@@ -68,7 +68,7 @@ func errorOf(e unix.Errno) error {
 func lookOfX(st *unix.Statx_t) look {
 	return look{
 		id:      fileID{dev: deviceOf(st.Dev_major, st.Dev_minor), ino: st.Ino},
-		links:   uint64(st.Nlink),
+		links:   st.Nlink,
 		regular: st.Mode&unix.S_IFMT == unix.S_IFREG,
 	}
 }
@@ -76,7 +76,7 @@ func lookOfX(st *unix.Statx_t) look {
 func lookOf(st *unix.Stat_t) look {
 	return look{
 		id:      fileID{dev: deviceOf(unix.Major(uint64(st.Dev)), unix.Minor(uint64(st.Dev))), ino: uint64(st.Ino)},
-		links:   uint64(st.Nlink),
+		links:   uint32(st.Nlink),
 		regular: st.Mode&unix.S_IFMT == unix.S_IFREG,
 	}
 }

@@ -14,6 +14,7 @@ type nameKey struct {
 // A name is what a backend has in mind of a resource: where its files are, and
 // which of them are open though nobody uses them.
 type name struct {
+	key   nameKey
 	base  string // the path of all of its files, but for the suffix
 	queue string // the path of the file that waiters line up on
 	fence string
@@ -38,11 +39,7 @@ func (b *Backend) name(resource string, permits bool) *name {
 	}
 	b.mu.Unlock()
 
-	n = &name{base: filepath.Join(b.dir, baseName(resource))}
-	n.queue, n.fence = n.base+lockSuffix, n.base+fenceSuffix
-	if permits {
-		n.queue, n.fence = n.base+bellSuffix, n.base+permitFenceSuffix
-	}
+	n = b.newName(key)
 	var unused idle
 	b.mu.Lock()
 	switch known := b.names[key]; {
@@ -59,6 +56,16 @@ func (b *Backend) name(resource string, permits bool) *name {
 	n.used = b.uses
 	b.mu.Unlock()
 	unused.close()
+	return n
+}
+
+// newName returns a name with the paths of its files.
+func (b *Backend) newName(key nameKey) *name {
+	n := &name{key: key, base: filepath.Join(b.dir, baseName(key.resource))}
+	n.queue, n.fence = n.base+lockSuffix, n.base+fenceSuffix
+	if key.permits {
+		n.queue, n.fence = n.base+bellSuffix, n.base+permitFenceSuffix
+	}
 	return n
 }
 

@@ -233,7 +233,7 @@ func critical(dir string) error {
 // sever removes the file that the grant has locked.
 func sever(t testing.TB, _ driver.Backend, _ driver.Request, g driver.Grant) {
 	t.Helper()
-	if err := os.Remove(g.Hold.(*hold).held.file.path); err != nil {
+	if err := os.Remove(g.Hold.(*hold).held.file.path()); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -497,7 +497,7 @@ func TestLoss(t *testing.T) {
 				t.Errorf("%s: %v", name, err)
 			}
 			h := g.Hold.(*hold)
-			if err := harm(h.held.file.path); err != nil {
+			if err := harm(h.held.file.path()); err != nil {
 				t.Fatal(err)
 			}
 			if err := g.Session.Renew(t.Context()); !errors.Is(err, driver.ErrLost) {
@@ -526,7 +526,7 @@ func TestFreshen(t *testing.T) {
 	for _, mode := range []driver.Mode{driver.Exclusive, driver.Permit} {
 		g := acquire(t, b, mode, mode.String())
 		age(t, dir)
-		g.Hold.(*hold).freshened = time.Now().Add(-25 * time.Hour)
+		g.Hold.(*hold).freshened -= 25 * time.Hour
 		if err := g.Session.Renew(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -730,7 +730,7 @@ func TestInherited(t *testing.T) {
 		release(t, g)
 		// Nor the next one.
 		for range 2 {
-			if !isFree(t, f.path) {
+			if !isFree(t, f.path()) {
 				t.Errorf("%v: still locked", mode)
 			}
 			release(t, acquire(t, b, mode, "a"))

@@ -194,7 +194,7 @@ func (h *hold) Upgrade(ctx context.Context, wait time.Duration) (uint64, error) 
 		h.mu.Unlock()
 		return 0, driver.ErrLost
 	}
-	path, id := h.held.file.path, h.held.file.id
+	path, id := h.held.file.path(), h.held.file.id
 	h.mu.Unlock()
 
 	// In the line stands a description of its own: the held one may be closed at
@@ -228,7 +228,7 @@ func (h *hold) Upgrade(ctx context.Context, wait time.Duration) (uint64, error) 
 	if wait == 0 {
 		most = answersWithin
 	}
-	token, err := h.count(ctx, driver.Exclusive, most)
+	token, err := h.count(ctx, h.backend.name(h.resource, false), driver.Exclusive, most)
 	if err != nil {
 		if h.held != nil {
 			_, _ = h.held.file.fcntl(unix.F_UNLCK, readers)
