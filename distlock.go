@@ -42,7 +42,7 @@ type Locker struct {
 	gate  *queue.Gate
 
 	keepersMu sync.Mutex
-	keepers   map[driver.Session]*keeper
+	keepers   map[driver.Session]*keeper // those that are no hold's own, and those that ended in a renewal
 	schedule  schedule
 
 	busy     atomic.Int64 // pieces of work that Close waits for

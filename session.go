@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -59,7 +61,11 @@ func (l *Locker) attach(t *tenure, s driver.Session, sent reading) bool {
 	}
 	l.keepersMu.Lock()
 	defer l.keepersMu.Unlock()
-	k := l.keepers[s]
+	own := any(s) == any(t.hold) // and so no other grant will ask for its keeper
+	var k *keeper
+	if !own {
+		k = l.keepers[s]
+	}
 	if k == nil {
 		k = l.newKeeper(s, sent)
 	} else if len(k.tenures) == 0 {
@@ -68,7 +74,7 @@ func (l *Locker) attach(t *tenure, s driver.Session, sent reading) bool {
 	if k.expired() {
 		return false
 	}
-	if l.keepers[s] != k {
+	if !own && l.keepers[s] != k {
 		l.keepers[s] = k
 	}
 	if k.gone == nil {
@@ -138,6 +144,7 @@ func (l *Locker) detach(t *tenure) *renewal {
 	}
 	if k.renewal != nil {
 		k.renewal.unwanted = true
+		l.keepers[k.session] = k // so that Close finds the renewal, also that of a hold's own
 	} else if !k.pooled {
 		k.end()
 	}
@@ -172,7 +179,7 @@ func (l *Locker) stopKeeping(ctx context.Context) {
 	l.keepersMu.Lock()
 	l.schedule.stopped = true
 	var underWay []*renewal
-	for _, k := range l.keepers {
+	for _, k := range slices.AppendSeq(slices.Clone(l.schedule.keepers), maps.Values(l.keepers)) {
 		if k.renewal != nil {
 			underWay = append(underWay, k.renewal)
 		}
@@ -341,6 +348,7 @@ func (k *keeper) lose(err error) {
 	}
 	k.tenures = nil
 	k.leaveSchedule()
+	l.keepers[k.session] = k // likewise
 	underWay := k.renewal
 	k.mu.Lock()
 	k.err = err

@@ -786,7 +786,10 @@ func TestP11_GrantOnAPooledSessionThatEndedIsLost(t *testing.T) {
 }
 
 // manyLeases grants everything, each on a lease of its own.
-type manyLeases struct{ renewals atomic.Int64 }
+type manyLeases struct {
+	renewals atomic.Int64
+	renew    func() // nil: at once
+}
 
 type oneLease struct {
 	store *manyLeases
@@ -805,9 +808,39 @@ func (m *manyLeases) Acquire(_ context.Context, r driver.Request) (driver.Grant,
 func (*manyLeases) Close() error                { return nil }
 func (*oneLease) Release(context.Context) error { return nil }
 func (s *oneLease) Lease() driver.Lease         { return driver.Lease{TTL: s.ttl} }
-func (s *oneLease) Renew(context.Context) error { s.store.renewals.Add(1); return nil }
 func (*oneLease) Lost() <-chan struct{}         { return nil }
 func (*oneLease) Abandon()                      {}
+
+func (s *oneLease) Renew(context.Context) error {
+	s.store.renewals.Add(1)
+	if s.store.renew != nil {
+		s.store.renew()
+	}
+	return nil
+}
+
+func TestP25_CloseWaitsForTheRenewalOfWhatHasEnded(t *testing.T) {
+	for name, end := range map[string]func(*distlock.Lock){
+		"lost":     func(lock *distlock.Lock) { <-lock.Done() },
+		"released": func(lock *distlock.Lock) { time.Sleep(ttl/3 + 3*time.Second); lock.Release() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				var returned atomic.Bool
+				s := &manyLeases{renew: func() { time.Sleep(2 * ttl / 3); returned.Store(true) }} // whatever its context says
+				l := distlock.New(s, &distlock.Options{ReleaseTimeout: ttl / 2})
+				end(mustAcquire(t, l, "a"))
+				if s.renewals.Load() != 1 || returned.Load() {
+					t.Fatal("no renewal is under way")
+				}
+				l.Close()
+				if !returned.Load() {
+					t.Error("a renewal is under way after Close")
+				}
+			})
+		})
+	}
+}
 
 // A lock that is held costs memory, and neither a goroutine nor a timer. A KiB is to do
 // for all of it, so that a quarter is left for what the backend knows.

@@ -275,8 +275,9 @@ type Grant struct {
 	Token uint64
 
 	// Session is what the holding's life hangs on: one value, of a comparable
-	// type, for all grants that end together. Nil means that the holding can't
-	// end without Release while this process lives.
+	// type, for all grants that end together. It may be Hold, if it is that of no
+	// other grant. Nil means that the holding can't end without Release while this
+	// process lives.
 	Session Session
 
 	// Sent is the time just before the request that was granted went out. Zero
