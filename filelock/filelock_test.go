@@ -725,3 +725,49 @@ func TestBadArguments(t *testing.T) {
 		}
 	}
 }
+
+// What is held is an open file and little more. There are no tokens here, as their
+// files take the disk's time; a hold with one knows one word more.
+func TestHeldLocksAreSmall(t *testing.T) {
+	const n = 3000
+	b, err := New(t.TempDir(), &Options{NoTokens: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := distlock.New(b, nil)
+	defer l.Close()
+	names := make([]string, n)
+	for i := range names {
+		names[i] = fmt.Sprintf("product:%d", i)
+	}
+	locks := make([]*distlock.Lock, n)
+	heap := func() uint64 {
+		runtime.GC()
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before, goroutines := heap(), runtime.NumGoroutine()
+	for i, name := range names {
+		if locks[i], err = l.TryAcquire(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if each := (int64(heap()) - int64(before)) / n; each >= 1024 {
+		t.Errorf("a lock that is held takes %d bytes", each)
+	} else {
+		t.Logf("%d bytes each", each)
+	}
+	if more := runtime.NumGoroutine() - goroutines; more > 10 {
+		t.Errorf("%d goroutines for %d locks", more, n)
+	}
+	for _, lock := range locks {
+		if err := lock.Release(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if left := int64(heap()) - int64(before); left > n*128 {
+		t.Errorf("%d bytes are left of %d names", left, n)
+	}
+}
