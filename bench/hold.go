@@ -51,6 +51,7 @@ func workHold(ctx context.Context, w *worker) (*result, error) {
 	if err := w.meet("ready"); err != nil {
 		return nil, err
 	}
+	makeThreads(w.job.Goroutines)
 	before, open := memory(), descriptors()
 	r := &result{Operations: int64(len(clients))}
 	if r.Take, err = w.each(clients, client.acquire); err != nil {
@@ -66,6 +67,23 @@ func workHold(ctx context.Context, w *worker) (*result, error) {
 	r.Release, err = w.each(clients, client.release)
 	runtime.KeepAlive(clients)
 	return r, err
+}
+
+// makeThreads has the runtime make as many threads, as it does for goroutines that
+// are in system calls at once. What it has in mind of a thread is 6 kB, and no part
+// of a lock.
+func makeThreads(n int) {
+	var here, all sync.WaitGroup
+	here.Add(n)
+	for range n {
+		all.Go(func() {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			here.Done()
+			here.Wait()
+		})
+	}
+	all.Wait()
 }
 
 // each does it for all clients, in all goroutines of the worker, and returns how
