@@ -59,22 +59,24 @@ func (l *Locker) attach(t *tenure, s driver.Session, sent reading) bool {
 	if s == nil {
 		return true
 	}
+	own := any(s) == any(t.hold) // and so no other grant will ask for its keeper
+	n := l.now()                 // before, as all grants want the lock
 	l.keepersMu.Lock()
 	defer l.keepersMu.Unlock()
-	own := any(s) == any(t.hold) // and so no other grant will ask for its keeper
 	var k *keeper
 	if !own {
 		k = l.keepers[s]
 	}
-	if k == nil {
+	known := k != nil
+	if !known {
 		k = l.newKeeper(s, sent)
 	} else if len(k.tenures) == 0 {
 		k.confirm(sent)
 	}
-	if k.expired() {
+	if k.expiredAt(n) {
 		return false
 	}
-	if !own && l.keepers[s] != k {
+	if !known && !own {
 		l.keepers[s] = k
 	}
 	if k.gone == nil {
@@ -324,8 +326,10 @@ func (k *keeper) left(n reading) time.Duration {
 	return k.ttl - k.ttl/marginPart - n.since(k.lastValid())
 }
 
-func (k *keeper) expired() bool {
-	return k.ttl > 0 && k.left(k.locker.now()) <= 0 || k.lost()
+func (k *keeper) expired() bool { return k.expiredAt(k.locker.now()) }
+
+func (k *keeper) expiredAt(n reading) bool {
+	return k.ttl > 0 && k.left(n) <= 0 || k.lost()
 }
 
 // lose ends all holdings on the session. The holders are told first, and the
