@@ -39,7 +39,6 @@ type Queue struct {
 	// oneByOne makes an admitted place keep all others of its name waiting until
 	// it is settled.
 	oneByOne bool
-	tokens   atomic.Uint64
 	seed     maphash.Seed
 	shards   [shardCount]shard
 }
@@ -50,7 +49,8 @@ type shard struct {
 	permits map[string]*entry
 	idle    *entry   // in a table, and neither held nor waited for
 	peak    int      // the most names in one table since it was made
-	_       [24]byte // keeps shards on cache lines of their own
+	tokens  uint64   // how many were given out
+	_       [16]byte // keeps shards on cache lines of their own
 }
 
 // entry is the state of one name. Its shard's mutex guards it.
@@ -137,7 +137,7 @@ type Place struct {
 // Name returns the name that the place was last asked for.
 func (p *Place) Name() string { return p.entry.name }
 
-// Token returns a number that is larger than that of every place of the queue
+// Token returns a number that is larger than that of every place of the same name
 // that was admitted, or upgraded, before this one.
 func (p *Place) Token() uint64 {
 	s := p.entry.shard
@@ -547,15 +547,16 @@ func (s *shard) table(permit bool) map[string]*entry {
 // find returns the entry of the name, a new one if there is none. The caller
 // holds s.mu and then admits or queues a place, or calls rest.
 func (s *shard) find(name string, permit bool) *entry {
+	if e := s.idle; e != nil && e.permit == permit && e.name == name {
+		s.idle = nil
+		return e
+	}
 	m := s.table(permit)
 	e := m[name]
-	switch e {
-	case nil:
+	if e == nil {
 		e = &entry{shard: s, name: name, permit: permit}
 		m[name] = e
 		s.peak = max(s.peak, len(m))
-	case s.idle:
-		s.idle = nil
 	}
 	return e
 }
@@ -615,8 +616,13 @@ func (e *entry) settledSharers() int {
 	return n
 }
 
+func (s *shard) nextToken() uint64 {
+	s.tokens++
+	return s.tokens
+}
+
 func (q *Queue) admit(p *Place) {
-	p.token = q.tokens.Add(1)
+	p.token = p.entry.shard.nextToken()
 	p.entry.add(p)
 	if q.oneByOne {
 		p.entry.unsettled, p.entry.contended = p, false
@@ -662,7 +668,7 @@ func (e *entry) remove(p *Place) {
 
 func (q *Queue) promote(p *Place) {
 	e := p.entry
-	p.token = q.tokens.Add(1)
+	p.token = e.shard.nextToken()
 	e.upgrader, e.writer, p.mode = nil, p, driver.Exclusive
 }
 
