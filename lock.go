@@ -199,9 +199,9 @@ func (l *Lock) releaseSet() (err error) {
 // Of the options it takes Timeout. Its errors are those of Acquire; after any
 // but ErrLost and ErrReleased the lock is upgradeable as before. A lock that is
 // shared, or a permit, is an error that matches errors.ErrUnsupported. A second
-// Upgrade of one lock, while another is under way, is an error too. A Lock
-// over several resources upgrades them in order; if one fails, those before it
-// stay upgraded.
+// Upgrade of one lock waits for the one that is under way, also if that was given
+// up and the store has yet to be told. A Lock over several resources upgrades them
+// in order; if one fails, those before it stay upgraded.
 func (l *Lock) Upgrade(ctx context.Context, opts ...AcquireOption) error {
 	defer runtime.KeepAlive(l) // until then it isn't dropped
 	var r request

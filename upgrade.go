@@ -3,13 +3,12 @@ package distlock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/distlock-go/distlock/driver"
 	"github.com/distlock-go/distlock/internal/queue"
 )
-
-var errUpgrading = errors.New("another Upgrade of this lock is under way")
 
 // upgrade is Lock.Upgrade for one resource.
 func (h *holding) upgrade(ctx context.Context, r *request) error {
@@ -33,7 +32,12 @@ func (h *holding) tryUpgrade(ctx context.Context, r *request) error {
 	}
 	l.begin()
 	defer l.end()
-	done, err := h.beginUpgrade()
+	// The end of the holding ends the wait too.
+	held, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer h.onEnd(func(err error) { cancel(err) })()
+
+	done, err := h.beginUpgrade(held, r)
 	if err != nil {
 		return err
 	}
@@ -55,11 +59,6 @@ func (h *holding) tryUpgrade(ctx context.Context, r *request) error {
 			return &reason{"this backend can't upgrade a lock: release it, and acquire an exclusive one", []error{errors.ErrUnsupported}}
 		}
 	}
-	// The end of the holding ends the wait too.
-	held, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	defer h.onEnd(func(err error) { cancel(err) })()
-
 	waited, err := l.queue.Upgrade(held, &h.place, r.left(), l.gate)
 	if err != nil {
 		done()
@@ -109,25 +108,51 @@ func (h *holding) notUpgraded(t *tenure, err error) {
 }
 
 // beginUpgrade makes sure that there is one upgrade at a time, and that Release
-// comes after it.
-func (h *holding) beginUpgrade() (done func(), err error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.err != nil {
-		return nil, h.err
-	}
-	m := h.detailsLocked()
-	if m.upgrade != nil {
-		return nil, errUpgrading
-	}
+// comes after it. It waits for another that is under way.
+func (h *holding) beginUpgrade(ctx context.Context, r *request) (done func(), err error) {
 	upgrading := make(chan struct{})
-	m.upgrade = upgrading
-	return func() {
+	for {
 		h.mu.Lock()
-		defer h.mu.Unlock()
-		m.upgrade = nil
-		close(upgrading)
-	}, nil
+		m := h.detailsLocked()
+		other := m.upgrade
+		if h.err == nil && other == nil {
+			m.upgrade = upgrading
+		}
+		err := h.err
+		h.mu.Unlock()
+		switch {
+		case err != nil:
+			return nil, err
+		case other == nil:
+			return func() {
+				h.mu.Lock()
+				defer h.mu.Unlock()
+				m.upgrade = nil
+				close(upgrading)
+			}, nil
+		}
+		if err := h.awaitUpgrade(ctx, r, other); err != nil && h.over() == nil {
+			return nil, err
+		}
+	}
+}
+
+// awaitUpgrade waits until another upgrade is over.
+func (h *holding) awaitUpgrade(ctx context.Context, r *request, other <-chan struct{}) error {
+	limit, within := r.left(), r.timeout
+	if r.timeout == 0 {
+		limit, within = loneAnswer, loneAnswer
+	}
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-other:
+		return nil
+	case <-ctx.Done():
+		return ended(ctx, false)
+	case <-timer.C:
+		return notAcquired(fmt.Sprintf(" within %v: another Upgrade of this lock is under way", within))
+	}
 }
 
 // upgrading returns a channel that is closed when the upgrade under way has

@@ -89,3 +89,59 @@ func TestUpgradeWaitsAtTheStoreForAReaderWhoGotThereFirst(t *testing.T) {
 		mustRelease(t, lock)
 	})
 }
+
+// An upgrade that was given up may be under way at the store for a while. The next one
+// of the same lock waits for that, and is itself given up like any other.
+func TestUpgradeAfterOneThatWasGivenUp(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newStore()
+		under := make(chan struct{})
+		upgrades := 0
+		s.upgrade = func(ctx context.Context, _ time.Duration) error {
+			if upgrades++; upgrades > 1 {
+				return nil
+			}
+			<-under // it doesn't listen
+			return context.Cause(ctx)
+		}
+		l := newLocker(t, s, nil)
+		lock := mustAcquire(t, l, "a", distlock.Upgradeable())
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Second, cancel)
+		wantErr(t, lock.Upgrade(ctx), []error{context.Canceled})
+
+		within(t, 2*time.Second, "Upgrade with a timeout", func() {
+			wantErr(t, lock.Upgrade(t.Context(), distlock.Timeout(2*time.Second)), []error{distlock.ErrNotAcquired})
+		})
+		within(t, 5*time.Second, "a single try", func() {
+			wantErr(t, lock.Upgrade(t.Context(), distlock.Timeout(0)), []error{distlock.ErrNotAcquired})
+		})
+		ctx, cancel = context.WithCancel(t.Context())
+		time.AfterFunc(time.Second, cancel)
+		wantErr(t, lock.Upgrade(ctx), []error{context.Canceled})
+		if n := s.count("upgrade"); n != 1 {
+			t.Errorf("%d upgrades at once", n)
+		}
+
+		time.AfterFunc(time.Second, func() { close(under) })
+		if err := lock.Upgrade(t.Context(), distlock.Timeout(time.Minute)); err != nil {
+			t.Fatal(err)
+		}
+		mustRelease(t, lock)
+	})
+	bubble(t, func(t *testing.T) {
+		s := newStore()
+		under := make(chan struct{})
+		s.upgrade = func(context.Context, time.Duration) error { <-under; return nil }
+		l := newLocker(t, s, &distlock.Options{ReleaseTimeout: time.Second})
+		lock := mustAcquire(t, l, "a", distlock.Upgradeable())
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		wantErr(t, lock.Upgrade(ctx), []error{context.DeadlineExceeded})
+		time.AfterFunc(time.Second, func() { lock.Release() })
+		within(t, time.Second, "Upgrade of what is released", func() {
+			wantErr(t, lock.Upgrade(t.Context()), []error{distlock.ErrReleased})
+		})
+		close(under)
+	})
+}
