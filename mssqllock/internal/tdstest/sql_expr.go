@@ -624,6 +624,8 @@ func init() {
 		"left":           {2, 2, func(_ *executor, args []value) (value, error) { return substring(args[0], intValue(1), args[1]) }},
 		"substring":      {3, 3, func(_ *executor, args []value) (value, error) { return substring(args[0], args[1], args[2]) }},
 		"charindex":      {2, 2, charIndex},
+		"dateadd":        {3, 3, dateAdd},
+		"datediff_big":   {3, 3, dateDiffBig},
 		"getdate":        now,
 		"sysdatetime":    now,
 		"getutcdate":     utc,
@@ -704,6 +706,60 @@ func charIndex(_ *executor, args []value) (value, error) {
 		return intValue(0), nil
 	}
 	return intValue(int64(units(in[:at])) + 1), nil
+}
+
+// dateParts are those that DATEADD and DATEDIFF_BIG know here. learn.microsoft.com:
+// "DATEADD", datepart.
+var dateParts = map[string]time.Duration{
+	"hour": time.Hour, "hh": time.Hour, "minute": time.Minute, "mi": time.Minute, "n": time.Minute,
+	"second": time.Second, "ss": time.Second, "s": time.Second, "millisecond": time.Millisecond, "ms": time.Millisecond,
+	"microsecond": time.Microsecond, "mcs": time.Microsecond,
+}
+
+// datePart reads the first argument of DATEADD and DATEDIFF_BIG, which is a word.
+func (p *parser) datePart() expr {
+	word := strings.ToLower(p.name())
+	if dateParts[word] == 0 {
+		panic(abortErr(155, 15, fmt.Sprintf("'%s' is not a recognized datepart option.", word)))
+	}
+	return literal{textValue(word)}
+}
+
+// aDate returns a date; ok is false for NULL.
+func aDate(v value) (t time.Time, ok bool, err error) {
+	if v, err = convert(v, tTime); err == nil {
+		t, ok = v.v.(time.Time)
+	}
+	return t, ok, err
+}
+
+// dateAdd is DATEADD. learn.microsoft.com: "DATEADD": the number is an int.
+func dateAdd(_ *executor, args []value) (value, error) {
+	n, err := convert(args[1], tInt)
+	if err != nil {
+		return value{}, err
+	}
+	t, ok, err := aDate(args[2])
+	if err != nil || !ok || n.null() {
+		return nullOf(tTime), err
+	}
+	part := dateParts[args[0].v.(string)]
+	return timeValue(t.Add(time.Duration(n.v.(int64)) * part)), nil //nolint:durationcheck // a number of them
+}
+
+// dateDiffBig is DATEDIFF_BIG. learn.microsoft.com: "DATEDIFF_BIG": it counts the
+// boundaries between the two, and not the time.
+func dateDiffBig(_ *executor, args []value) (value, error) {
+	from, ok, err := aDate(args[1])
+	if err != nil || !ok {
+		return nullOf(tBigInt), err
+	}
+	to, ok, err := aDate(args[2])
+	if err != nil || !ok {
+		return nullOf(tBigInt), err
+	}
+	part := dateParts[args[0].v.(string)]
+	return bigValue(int64(to.Round(0).Truncate(part).Sub(from.Round(0).Truncate(part)) / part)), nil
 }
 
 // databaseID makes up an id for a database; those of the system are as they are.

@@ -1090,8 +1090,12 @@ func (p *parser) call(name string) expr {
 		return a
 	}
 	c := call{name: name}
+	if name == "dateadd" || name == "datediff_big" {
+		c.args = append(c.args, p.datePart())
+		p.need(",")
+	}
 	if !p.take(")") {
-		c.args = p.list()
+		c.args = append(c.args, p.list()...)
 		p.need(")")
 	}
 	f, ok := functions[name]

@@ -435,6 +435,36 @@ func TestCollations(t *testing.T) {
 	}
 }
 
+func TestDates(t *testing.T) {
+	db := open(t, start(t, tdstest.Config{}), nil)
+	for q, want := range map[string]int{
+		"SELECT DATEDIFF_BIG(MICROSECOND, @p1, DATEADD(MILLISECOND, 1500, @p1))":                                        1500000,
+		"SELECT DATEDIFF_BIG(ms, @p1, DATEADD(second, -2, @p1))":                                                        -2000,
+		"SELECT DATEDIFF_BIG(second, DATEADD(ms, 1, @p1), @p1)":                                                         -1, // it counts boundaries
+		"SELECT DATEDIFF_BIG(second, @p1, DATEADD(ms, 1, @p1))":                                                         1,
+		"SELECT DATEDIFF_BIG(second, DATEADD(ms, 1, @p1), DATEADD(ms, 2, @p1))":                                         0,
+		"SELECT DATEDIFF_BIG(hour, @p1, DATEADD(ms, 2147483647, @p1))":                                                  596,
+		"SELECT ISNULL(DATEDIFF_BIG(hour, @p1, NULL), 7)":                                                               7,
+		"SELECT ISNULL(DATEDIFF_BIG(hour, DATEADD(ms, NULL, @p1), @p1), 7)":                                             7,
+		"SELECT CASE WHEN DATEDIFF_BIG(ms, SYSUTCDATETIME(), @p1) > 0 THEN 1 ELSE 0 END":                                1,
+		"DECLARE @d datetime2 = DATEADD(hh, 1, @p1); SELECT DATEDIFF_BIG(n, @p1, @d)":                                   60,
+		"DECLARE @i bigint = 0; WHILE 1 = 1 BEGIN SET @i += 1; IF @i % 7 = 6 BEGIN IF @i > 20 BREAK END END; SELECT @i": 27,
+	} {
+		if got := query[int](t, db, "DECLARE @p1 datetime2 = '2100-01-01T00:00:00.999'; "+q); got != want {
+			t.Errorf("%s: %d, want %d", q, got, want)
+		}
+	}
+	for q, n := range map[string]int32{
+		"SELECT DATEADD(fortnight, 1, SYSUTCDATETIME())": 155, "SELECT DATEDIFF_BIG('ms', SYSUTCDATETIME(), SYSUTCDATETIME())": 102,
+		"SELECT DATEADD(ms, 2147483648, SYSUTCDATETIME())": 8115, "SELECT DATEADD(ms, 1)": 174, "SELECT DATEADD(ms)": 102,
+		"SELECT DATEADD(ms, 1, 'tomorrow')": 241,
+	} {
+		if _, err := db.ExecContext(ctx, q); number(err) != n {
+			t.Errorf("%s: %v, want %d", q, err, n)
+		}
+	}
+}
+
 func TestPrincipals(t *testing.T) {
 	srv := start(t, tdstest.Config{Users: map[string]tdstest.User{"sa": {Password: tdstest.DefaultPassword}, "low": {Password: "p"}, "out": {Password: "p", NoOwnLocks: true}}})
 	const get = "DECLARE @r int, @u nvarchar(128) = USER_NAME(); BEGIN TRY EXEC @r = sp_getapplock 'r', 'Exclusive', 'Session', 0, @u END TRY BEGIN CATCH SET @r = -ERROR_NUMBER() END CATCH; SELECT @r"

@@ -194,6 +194,14 @@ func convert(v value, t sqlType) (value, error) {
 	case t.kind == kDateTime2 && v.t.kind == kDateTime2:
 		out.v = v.v
 		return out, nil
+	case t.kind == kDateTime2 && v.t.kind.text():
+		// learn.microsoft.com: "datetime2", of the formats of texts only ISO 8601.
+		at, err := time.Parse("2006-01-02T15:04:05", strings.TrimSpace(v.v.(string)))
+		if err != nil {
+			return out, sqlErr(241, 16, "Conversion failed when converting date and/or time from character string.")
+		}
+		out.v = at
+		return out, nil
 	}
 	return out, noConversion()
 }
