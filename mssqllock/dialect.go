@@ -52,6 +52,10 @@ const (
 	doReleaseAny
 	// doCount results in the next number of the sequence.
 	doCount
+
+	// doWaitAny waits for any of the first N permits whose names end with Key, and
+	// results in its number, from 1. It is never done but in a wait.
+	doWaitAny
 )
 
 // These are results too. They are none of sp_getapplock's.
@@ -197,6 +201,8 @@ func (d *dialect) Undo(s *dbsession.Step) *dbsession.Step {
 		return &dbsession.Step{Verb: doUnshare, Key: s.Key}
 	case doGetAny:
 		return &dbsession.Step{Verb: doReleaseAny, Checks: s.Checks}
+	case doWaitAny:
+		return &dbsession.Step{Verb: doRelease, Key: permitName(int(s.Result)-1, s.Key)}
 	default:
 		return nil
 	}
@@ -207,7 +213,7 @@ func (d *dialect) Took(s *dbsession.Step) bool {
 	switch s.Verb {
 	case doGet, doUpdate, doShare, doStandIn:
 		return s.Result == 1
-	case doGetAny:
+	case doGetAny, doWaitAny:
 		return s.Result > 0
 	default:
 		return false
@@ -409,19 +415,22 @@ func (d *dialect) runAlone(ctx context.Context, c *dbsession.Conn, s *dbsession.
 	return s.Set(row[0])
 }
 
-// waitModes are those in which can be waited.
+// waitModes are those in which can be waited for one lock.
 var waitModes = map[dbsession.Verb]string{doGet: "Exclusive", doUpdate: "Update", doShare: "Shared", doStandIn: "Exclusive"}
 
 // Wait implements [dbsession.Dialect]. It is canceled with an attention, after
 // which the driver keeps the connection if the context was canceled, and not if
 // its deadline was exceeded: a session's has none.
 func (d *dialect) Wait(ctx context.Context, c *dbsession.Conn, s *dbsession.Step, wait time.Duration) error {
-	want := waitModes[s.Verb]
-	if s.Verb != doGet {
+	if s.Verb != doGet && s.Verb != doWaitAny {
 		c.State = severalModes{}
 	}
-	q := &query{"DECLARE @r int;EXEC @r=sp_getapplock @p1,'" + want + "','Session',@p2;SELECT @r", "@p1 nvarchar(255),@p2 int"}
-	row, err := execute(ctx, c, q, 2, func(i int) any { return []any{s.Key, int64(lockTimeout(wait))}[i] })
+	q := &query{"DECLARE @r int;EXEC @r=sp_getapplock @p1,'" + waitModes[s.Verb] + "','Session',@p2;SELECT @r", "@p1 nvarchar(255),@p2 int"}
+	args := []any{s.Key, int64(lockTimeout(wait))}
+	if s.Verb == doWaitAny {
+		q, args = waitAny, append(permitArgs(s), int64(lockTimeout(wait)), longestStay(s.N).Milliseconds())
+	}
+	row, err := execute(ctx, c, q, len(args), func(i int) any { return args[i] })
 	if err == nil {
 		err = s.Set(row[0])
 	}
@@ -429,30 +438,80 @@ func (d *dialect) Wait(ctx context.Context, c *dbsession.Conn, s *dbsession.Step
 	case err == nil && s.Result == codeCanceled, errors.Is(err, context.Canceled):
 		// It may have been granted all the same, at the last moment.
 		s.Result = 0
-		if err := d.giveBack(c, s.Key); err != nil {
+		if err := d.giveBack(c, s); err != nil {
 			return err
 		}
 		return dbsession.ErrInterrupted
 	case err != nil && d.Answered(err):
-		if err := d.giveBack(c, s.Key); err != nil {
+		if err := d.giveBack(c, s); err != nil {
 			return err
 		}
 		return err
 	case err != nil:
 		return err
 	}
-	s.Result = result(s.Result)
+	if s.Verb != doWaitAny {
+		s.Result = result(s.Result)
+	}
 	return checked(s)
 }
 
 // giveBack releases what a session that holds nothing else may have been granted.
-func (d *dialect) giveBack(c *dbsession.Conn, key string) error {
-	release := dbsession.Step{Verb: doRelease, Key: key}
-	if err := d.Run(context.Background(), c, []*dbsession.Step{&release}); err != nil {
+func (d *dialect) giveBack(c *dbsession.Conn, s *dbsession.Step) error {
+	var err error
+	if s.Verb == doWaitAny {
+		args := permitArgs(s)
+		_, err = execute(context.Background(), c, releaseAny, len(args), func(i int) any { return args[i] })
+	} else {
+		err = d.Run(context.Background(), c, []*dbsession.Step{{Verb: doRelease, Key: s.Key}})
+	}
+	if err != nil {
 		return halfDoneError{err}
 	}
 	return nil
 }
+
+// waitAny waits for any of @p3 locks, for @p4 milliseconds, or for ever if that is
+// less than 0. The server can wait for one lock only: so all are tried, one after the
+// other, and then it stays with one for 2 milliseconds, 4, and so on up to @p5. A round
+// is one more than there are locks, so that it stays with another each time.
+// https://learn.microsoft.com/sql/t-sql/functions/datediff-big-transact-sql
+var waitAny = &query{
+	"DECLARE @r int=0,@c int,@i bigint=0,@stay int=1,@t int,@left bigint,@n nvarchar(255),@end datetime2=DATEADD(MILLISECOND,@p4,SYSUTCDATETIME());" +
+		"WHILE @r=0 BEGIN SET @t=0;" +
+		"IF @i%(@p3+1)=@p3 BEGIN " +
+		"SET @stay=CASE WHEN 2*@stay<@p5 THEN 2*@stay ELSE @p5 END;SET @t=@stay;" +
+		"IF @p4>=0 BEGIN SET @left=(DATEDIFF_BIG(MICROSECOND,SYSUTCDATETIME(),@end)+999)/1000;IF @left<=0 BREAK;IF @left<@t SET @t=@left END END;" +
+		"SET @n=CONCAT(@p1,@i%@p3,@p2);SET @c=-999;EXEC @c=sp_getapplock @n,'Exclusive','Session',@t;" +
+		"IF @c>=0 SET @r=@i%@p3+1 ELSE IF @c<>-1 SET @r=@c;" +
+		"SET @i+=1 END;SELECT @r",
+	permitParams + ",@p4 int,@p5 int",
+}
+
+// releaseAny gives back those of @p3 locks that the session has.
+var releaseAny = &query{
+	"DECLARE @i int=0,@n nvarchar(255);" +
+		"WHILE @i<@p3 BEGIN SET @n=CONCAT(@p1,@i,@p2);" +
+		"IF APPLOCK_MODE('public',@n,'Session')<>'NoLock' EXEC sp_releaseapplock @n,'Session';" +
+		"SET @i+=1 END;SELECT 0",
+	permitParams,
+}
+
+// permitParams are those of a statement that makes the permits' names by itself: no
+// statement may have more than 2,100 parameters.
+const permitParams = "@p1 nvarchar(255),@p2 nvarchar(255),@p3 int"
+
+func permitArgs(s *dbsession.Step) []any { return []any{ownPermit, s.Key, int64(s.N)} }
+
+// longestStay bounds how long doWaitAny waits for one of n locks before it tries all
+// of them again, so that it tries no more than 4,000 a second.
+func longestStay(n int) time.Duration {
+	return max(20*time.Millisecond, time.Duration(n)*(time.Second/4000))
+}
+
+// maxPermits is of how many permits doWaitAny waits for any. To try so many once would
+// take the server hours.
+const maxPermits = 1 << 30
 
 // lockTimeout returns milliseconds for @LockTimeout: never less than d, and for
 // ever only for those who don't tell when to end. Nobody waits longer than what

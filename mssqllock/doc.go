@@ -77,10 +77,13 @@
 // 50 ms, as its session holds other locks too, while a connection of its own
 // stands in the queue for it and keeps new readers out.
 //
-// Of those who wait for a permit of a semaphore the first asks every 2 to 50 ms
-// whether one is free, as the server has no queue for any of several locks. He
-// holds a lock (distlock/wait/HASH) that those behind him, one of each process,
-// wait for in the server's queue.
+// Those who wait for a permit of a semaphore, one of each process, stand in the
+// server's queue for a lock (distlock/wait/HASH). Who has that waits for a permit,
+// on a connection of its own, with one statement. As the server has no queue for any of
+// several locks, the statement tries all permits, and waits for one of them, for 2
+// to 20 ms, or a quarter of a millisecond for each permit if that is longer; and so
+// on with the next one (see [datediff-big-transact-sql] for the end). Without a
+// connection to wait on it is asked every 2 to 50 ms instead.
 //
 // Return codes of sp_getapplock: 0 and 1 are grants, -1 is held by another, -2
 // a canceled request, -3 a deadlock and [driver.ErrDeadlock], as is error 1205;
@@ -137,5 +140,6 @@
 // [applock-mode-transact-sql]: https://learn.microsoft.com/sql/t-sql/functions/applock-mode-transact-sql
 // [kill-transact-sql]: https://learn.microsoft.com/sql/t-sql/language-elements/kill-transact-sql
 // [next-value-for-transact-sql]: https://learn.microsoft.com/sql/t-sql/functions/next-value-for-transact-sql
+// [datediff-big-transact-sql]: https://learn.microsoft.com/sql/t-sql/functions/datediff-big-transact-sql
 // [create-sequence-transact-sql]: https://learn.microsoft.com/sql/t-sql/statements/create-sequence-transact-sql
 package mssqllock

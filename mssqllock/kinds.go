@@ -140,13 +140,18 @@ func (a *attempt) take(ctx context.Context, verb dbsession.Verb, key string, cla
 	}
 	h := a.b.holding(s, claim, key, giveBack)
 	if waited {
-		// The answer proves that the session lived when the server granted it, and
-		// not when that was.
-		a.sent = time.Now()
-		if err := pool.DoOn(ctx, s, &dbsession.Step{Verb: dbsession.Ping}); err != nil {
-			h.abandon()
-			return nil, err
-		}
+		return a.proven(ctx, h)
+	}
+	return h, nil
+}
+
+// proven finds out that the session of what was waited for lives: the answer proves
+// that it did when the server granted it, and not when that was.
+func (a *attempt) proven(ctx context.Context, h *hold) (*hold, error) {
+	a.sent = time.Now()
+	if err := a.b.pool.DoOn(ctx, h.Session, &dbsession.Step{Verb: dbsession.Ping}); err != nil {
+		h.abandon()
+		return nil, err
 	}
 	return h, nil
 }
@@ -232,8 +237,8 @@ func (b *Backend) queueUp(ctx context.Context, key string, wait time.Duration) (
 	}
 }
 
-// permit takes one of the permits. Those who wait do so in the line for a gate;
-// the first of them looks for a permit now and then.
+// permit takes one of the permits. Those who wait do so in the line for a gate; the
+// first of them waits for a permit.
 func (a *attempt) permit(ctx context.Context) (*hold, error) {
 	if a.r.Wait == 0 {
 		return a.anyPermit(ctx, a.r.Queue)
@@ -251,12 +256,36 @@ func (a *attempt) permit(ctx context.Context) (*hold, error) {
 		return nil, err
 	}
 	var h *hold
-	err = a.b.pool.PollAtGate(ctx, first.Session, a.left, func() error {
+	err = a.b.pool.PollAtGate(ctx, first.Session, a.left, func(ctx context.Context) error {
 		h, err = a.anyPermit(ctx, false)
+		if errors.Is(err, driver.ErrHeld) {
+			h, err = a.nextPermit(ctx)
+		}
 		return err
 	})
 	first.abandon()
 	return h, err
+}
+
+// nextPermit waits at the server for the permit that comes free next. The error is
+// ErrHeld, too, if there is no session to wait on.
+func (a *attempt) nextPermit(ctx context.Context) (*hold, error) {
+	name := a.names.permits()
+	st := &dbsession.Step{
+		Verb: doWaitAny, Key: a.names.permitsEnd(), N: min(a.r.Limit, maxPermits),
+		Taken: func(result int64) string { return name(int(result) - 1) },
+	}
+	if a.r.Limit == 1 {
+		st.Verb, st.Key = doGet, name(0)
+	}
+	s, err := a.b.pool.WaitAny(ctx, st, a.left())
+	switch {
+	case err != nil:
+		return nil, err
+	case st.Result == 0:
+		return nil, driver.ErrHeld
+	}
+	return a.proven(ctx, a.b.holding(s, st.Takes, st.Takes.Key(), doRelease))
 }
 
 // anyPermit takes a permit that is free, unless somebody waits for one and that

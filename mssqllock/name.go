@@ -85,9 +85,14 @@ func namesOf(resource string) names { return names{resource: resource, lock: Loc
 
 // permits returns how to name the permits of the semaphore.
 func (n names) permits() func(i int) string {
-	hash := halfHash(n.resource)
-	return func(i int) string { return ownPermit + strconv.Itoa(i) + "/" + hash }
+	end := n.permitsEnd()
+	return func(i int) string { return permitName(i, end) }
 }
+
+// permitsEnd returns what the names of all permits of the semaphore end with.
+func (n names) permitsEnd() string { return "/" + halfHash(n.resource) }
+
+func permitName(i int, end string) string { return ownPermit + strconv.Itoa(i) + end }
 
 // gate returns the name of what the one holds who waits for a permit.
 func (n names) gate() string { return ownGate + halfHash(n.resource) }

@@ -518,7 +518,7 @@ func (a *attempt) permit(ctx context.Context) (*dbsession.Holding, error) {
 		return nil, err
 	}
 	var h *dbsession.Holding
-	err = a.b.pool.PollAtGate(ctx, s, a.left, func() error {
+	err = a.b.pool.PollAtGate(ctx, s, a.left, func(ctx context.Context) error {
 		h, err = a.anyPermit(ctx, false)
 		return err
 	})

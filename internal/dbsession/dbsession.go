@@ -9,9 +9,9 @@
 // all that has queued up, in one round trip; a step that finds a session free is
 // sent at once.
 //
-// Only a wait in the database ([Pool.Wait]) takes a session of its own, and one
-// that holds nothing, so that cancelling the wait can't harm any lock. When it
-// is granted, the session joins the others.
+// Only a wait in the database ([Pool.Wait], [Pool.WaitAny]) takes a session of its
+// own, and one that holds nothing, so that cancelling the wait can't harm any lock.
+// When it is granted, the session joins the others.
 //
 // No statement on a session that holds locks is ever canceled. When the state of
 // a session is in doubt, the connection is closed, and everything on it is lost.
@@ -122,6 +122,7 @@ type Step struct {
 	Key    string
 	Checks []string // more keys, whose number belongs to the verb
 	Arg    string
+	N      int // a number that belongs to the verb
 
 	Result int64
 	Null   bool // the result is NULL
@@ -129,6 +130,9 @@ type Step struct {
 	// Takes, if not nil, is claimed, bound to the session if the step takes its key,
 	// and freed if it doesn't, when it is sure that the step has left nothing behind.
 	Takes *Claim
+
+	// Taken tells by its result which key a [Pool.WaitAny] has taken.
+	Taken func(result int64) string
 
 	// Frees, if not nil, ends when the step is done, or its session has ended,
 	// whether or not somebody waits for it.

@@ -265,7 +265,9 @@ func (v *server) Kill(_ context.Context, _ *Conn, other Identity) error {
 
 var errRefused = errors.New("refused")
 
-func (v *server) Answered(err error) bool { return errors.Is(err, errRefused) }
+func (v *server) Answered(err error) bool {
+	return errors.Is(err, errRefused) || errors.Is(err, ErrInterrupted)
+}
 
 const heartbeat = 5 * time.Second
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"time"
 
 	"github.com/distlock-go/distlock/driver"
@@ -68,24 +69,79 @@ func freeAllBut(claims []*Claim, but int) {
 	}
 }
 
+// WaitAny is Wait for a step that may take any of several keys; Taken names the one,
+// and Takes is the claim of it then, which is bound. It asks nothing, and returns no
+// session, if there is none to wait on. For at most two heartbeats it waits for whoever
+// has the claim still.
+func (p *Pool) WaitAny(ctx context.Context, st *Step, d time.Duration) (*Session, error) {
+	st.Result = 0
+	p.mu.Lock()
+	room := !p.closed && len(p.polled) == 0 && p.mayWait()
+	p.mu.Unlock()
+	if !room {
+		return nil, nil
+	}
+	deadline, over, stop := timeFor(d)
+	defer stop()
+	s, noRoom, err := p.toWaitOn(ctx, over)
+	switch {
+	case s != nil:
+		return p.waitOn(ctx, s, st, deadline, over)
+	case noRoom:
+		return nil, nil
+	}
+	return nil, err
+}
+
+// claimTaken claims what a wait has taken, before anything else is done on its
+// session. In the database nobody else has it: who claims it still was refused it, has
+// given it back, or has lost his session and doesn't know it yet.
+func (p *Pool) claimTaken(ctx context.Context, c *Conn, w *ownWait) error {
+	claim, _ := p.Claim(ctx, w.step.Taken(w.step.Result), 2*p.opt.Heartbeat)
+	if claim == nil {
+		if err := p.dialect.Run(c.life, c, []*Step{p.dialect.Undo(&w.step)}); err != nil {
+			return errors.Join(errDoubt, err)
+		}
+		return ErrInterrupted
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if w.s.dead {
+		claim.free()
+		return w.s.deadErr
+	}
+	claim.bind(w.s)
+	w.s.holds++
+	w.step.Takes = claim
+	return nil
+}
+
 // PollAtGate is Poll by who holds a gate on s, until ask says something else than
 // ErrHeld. What is asked may all go over other sessions, and nobody renews this one:
-// so it is proven here. If it has ended, the gate is lost, and the error is ErrHeld.
-func (p *Pool) PollAtGate(ctx context.Context, s *Session, left func() time.Duration, ask func() error) error {
-	proven := time.Now()
+// so it is proven meanwhile. If it has ended, the gate is lost: that ends what is
+// asked, and the error is ErrHeld.
+func (p *Pool) PollAtGate(ctx context.Context, s *Session, left func() time.Duration, ask func(ctx context.Context) error) error {
+	ctx, end := context.WithCancelCause(ctx)
+	var proving sync.WaitGroup
+	defer proving.Wait()
+	defer end(nil)
+	proving.Go(func() {
+		beat := time.NewTicker(p.opt.Heartbeat)
+		defer beat.Stop()
+		for {
+			select {
+			case <-beat.C:
+				_ = s.Renew(ctx) // if there is no answer, s ends
+			case <-s.lost:
+				end(driver.ErrHeld)
+				return
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
 	return Poll(ctx, left, func() (bool, error) {
-		var err error
-		if time.Since(proven) >= p.opt.Heartbeat {
-			proven = time.Now()
-			err = s.Renew(ctx)
-		}
-		switch {
-		case s.Dead():
-			return false, driver.ErrHeld
-		case err != nil:
-			return false, err
-		}
-		err = ask()
+		err := ask(ctx)
 		if errors.Is(err, driver.ErrHeld) {
 			return false, nil
 		}

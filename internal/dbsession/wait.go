@@ -71,22 +71,16 @@ type polledWait struct {
 // be given then is given back behind the caller's back; Cleanup is called after
 // that, and in all cases in which nothing was taken.
 func (p *Pool) Wait(ctx context.Context, st *Step, d time.Duration) (*Session, error) {
-	deadline := time.Now().Add(min(d, forever))
-	var over <-chan time.Time
-	if d < forever {
-		timer := time.NewTimer(d)
-		defer timer.Stop()
-		over = timer.C
-	}
+	deadline, over, stop := timeFor(d)
+	defer stop()
 	s, asked, err := p.inPlace(ctx, st, over)
 	for s == nil && !asked && err == nil {
-		s, err = p.waitingSession(ctx, over)
+		var noRoom bool
+		s, noRoom, err = p.toWaitOn(ctx, over)
 		if s != nil {
 			return p.waitOn(ctx, s, st, deadline, over)
 		}
-		polls := errors.Is(err, errNoConnection) && ctx.Err() == nil && p.hasNoRoom()
-		p.doneWaiting()
-		if !polls {
+		if !noRoom {
 			break
 		}
 		s, asked, err = p.inPlace(ctx, st, over)
@@ -98,6 +92,17 @@ func (p *Pool) Wait(ctx context.Context, st *Step, d time.Duration) (*Session, e
 		}
 	}
 	return s, err
+}
+
+// timeFor returns until when a wait of d goes on, and what tells that it is over, until
+// stop is called.
+func timeFor(d time.Duration) (deadline time.Time, over <-chan time.Time, stop func()) {
+	deadline = time.Now().Add(min(d, forever))
+	if d >= forever {
+		return deadline, nil, func() {}
+	}
+	timer := time.NewTimer(d)
+	return deadline, timer.C, func() { timer.Stop() }
 }
 
 // Elsewhere runs the step on a session that holds nothing, without waiting for
@@ -253,6 +258,18 @@ func (p *Pool) schedule() {
 	})
 }
 
+// toWaitOn is waitingSession for who has a place among those who wait, and gives it
+// back if there is no session. noRoom says that none could be had, but there is another
+// to ask over.
+func (p *Pool) toWaitOn(ctx context.Context, over <-chan time.Time) (s *Session, noRoom bool, err error) {
+	s, err = p.waitingSession(ctx, over)
+	if s == nil {
+		noRoom = errors.Is(err, errNoConnection) && ctx.Err() == nil && p.hasNoRoom()
+		p.doneWaiting()
+	}
+	return s, noRoom, err
+}
+
 // waitingSession returns a session that holds nothing, for a wait.
 func (p *Pool) waitingSession(ctx context.Context, over <-chan time.Time) (*Session, error) {
 	p.mu.Lock()
@@ -334,7 +351,11 @@ func (p *Pool) waitOn(ctx context.Context, s *Session, st *Step, deadline time.T
 	w.outer.Verb, w.outer.awaited, w.outer.ready = Exclusively, true, make(chan struct{}, 1)
 	w.outer.call = func(c *Conn) error {
 		defer stop()
-		return p.dialect.Wait(wanted, c, &w.step, min(max(time.Until(deadline), 0), forever))
+		err := p.dialect.Wait(wanted, c, &w.step, min(max(time.Until(deadline), 0), forever))
+		if err == nil && w.step.Taken != nil && p.dialect.Took(&w.step) {
+			err = p.claimTaken(wanted, c, w)
+		}
+		return err
 	}
 	p.mu.Lock()
 	p.start(s, &w.outer)
@@ -343,6 +364,9 @@ func (p *Pool) waitOn(ctx context.Context, s *Session, st *Step, deadline time.T
 	select {
 	case <-w.outer.ready:
 		st.Result, err = p.waited(w)
+		if st.Result != 0 {
+			st.Takes = w.step.Takes
+		}
 		if (err != nil || st.Result == 0) && st.Cleanup != nil {
 			st.Cleanup()
 		}
@@ -392,7 +416,7 @@ func (p *Pool) waited(w *ownWait) (result int64, err error) {
 	case err != nil:
 		return 0, err
 	}
-	if w.step.Result != 0 {
+	if w.step.Result != 0 && w.step.Taken == nil { // else it has been counted
 		w.s.holds++
 	}
 	return w.step.Result, nil
@@ -449,7 +473,11 @@ func (p *Pool) backOut(w *ownWait) {
 			err := p.DoOn(context.Background(), w.s, undo)
 			p.mu.Lock()
 			defer p.mu.Unlock()
-			w.s.holds--
+			if w.step.Taken != nil {
+				w.step.Takes.free()
+			} else {
+				w.s.holds--
+			}
 			if err != nil {
 				p.doom(w.s, err)
 			}
