@@ -75,10 +75,11 @@ func TestAttentions(t *testing.T) {
 		defer close(firstEnded)
 		_, _ = first.Acquire(ctx, name, distlock.Semaphore(2))
 	}()
-	defer func() {
+	endFirst := func() {
 		cancel()
 		<-firstEnded
-	}()
+	}
+	defer endFirst()
 	eventually(t, "one waits for a permit", func() bool { return s.locks(t, gate) == 1 })
 
 	// What doesn't wait is answered, whoever wants to know.
@@ -133,6 +134,9 @@ func TestAttentions(t *testing.T) {
 		}
 		eventually(t, what+" is canceled", func() bool { return seen() > before && s.waiters(t, w.queue) == 0 })
 	}
+	before := seen()
+	endFirst()
+	eventually(t, "the wait for a permit is canceled, before one comes free", func() bool { return seen() > before })
 	for _, k := range own {
 		mustRelease(t, k)
 	}
