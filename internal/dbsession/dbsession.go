@@ -543,12 +543,15 @@ func (p *Pool) finish(st *Step, err error) {
 	st.tell()
 }
 
-// tell wakes up who waits for the step, which is finished.
+// tell wakes up who waits for the step, which is finished. Pool.mu is held.
 func (st *Step) tell() {
-	if st.awaited && !st.overdue {
+	if st.waitedFor() {
 		st.ready <- struct{}{}
 	}
 }
+
+// waitedFor reports whether somebody is to be told of the step. Pool.mu is held.
+func (st *Step) waitedFor() bool { return st.awaited && !st.overdue }
 
 // verdict returns what the answer to a statement is for a step that was part of it.
 func (st *Step) verdict(err error) error {

@@ -392,10 +392,18 @@ func (s *Session) turn() bool {
 		batch[0].tell()
 	} else {
 		// Who is woken up wants the lock first. And those who were answered may have
-		// more to ask; what they ask right away shall travel together.
+		// more to ask; what they ask right away shall travel together. A step that
+		// nobody waits for may be another's by then.
+		for i, st := range batch {
+			if !st.waitedFor() {
+				batch[i] = nil
+			}
+		}
 		p.mu.Unlock()
 		for _, st := range batch {
-			st.tell()
+			if st != nil {
+				st.ready <- struct{}{}
+			}
 		}
 		runtime.Gosched()
 		p.mu.Lock()
