@@ -98,6 +98,7 @@ type permitServer struct {
 	statements []string // but those of the tests themselves, once they are ignored
 	waits      int      // for any permit, begun
 	tries      int      // for a permit
+	opened     int      // connections
 }
 
 func countingServer(t *testing.T) *permitServer {
@@ -113,6 +114,8 @@ func countingServer(t *testing.T) *permitServer {
 		switch sql {
 		case waitAny.text:
 			s.waits++
+		case about:
+			s.opened++
 		}
 	})
 	s.tds.OnLock(func(_, name string) {
@@ -300,7 +303,7 @@ func TestP15_PermitOfTheDeadIsGrantedToItsOwnProcess(t *testing.T) {
 }
 
 // A wait that is canceled leaves nothing at the server, granted at the last moment
-// or not.
+// or not, and the connection is used again.
 func TestP07_CanceledWaitForAPermitLeavesNothing(t *testing.T) {
 	t.Parallel()
 	s := countingServer(t)
@@ -312,6 +315,7 @@ func TestP07_CanceledWaitForAPermitLeavesNothing(t *testing.T) {
 		for range limit {
 			held = append(held, mustGrant(t, holder, permitOf(name, limit, 0)))
 		}
+		opened := 0
 		for i := range 20 {
 			tries := s.get(&s.tries)
 			ctx, cancel := context.WithCancel(t.Context())
@@ -346,6 +350,12 @@ func TestP07_CanceledWaitForAPermitLeavesNothing(t *testing.T) {
 				return s.all(t, ownGate) == 0 && s.all(t, ownPermit) == limit &&
 					s.number(t, "SELECT COUNT(*) FROM sys.dm_exec_requests WHERE session_id <> @@SPID") == 0
 			})
+			if i == 1 {
+				opened = s.get(&s.opened)
+			}
+		}
+		if n := s.get(&s.opened) - opened; n > 2 {
+			t.Errorf("%d connections were opened in place of canceled ones", n)
 		}
 		if limit == 1 && s.get(&s.waits) > 0 {
 			t.Error("a wait for the only permit is none for that alone")

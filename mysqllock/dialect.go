@@ -432,8 +432,8 @@ func (d *dialect) Wait(_ context.Context, c *dbsession.Conn, s *dbsession.Step, 
 		err = dbsession.ErrInterrupted
 	}
 	// It may have been granted all the same, at the last moment.
-	if _, err := c.Text("SELECT RELEASE_LOCK(" + literal(s.Key) + ")"); err != nil && !isError(err, errInterrupted) {
-		return err
+	if _, failed := c.Text("SELECT RELEASE_LOCK(" + literal(s.Key) + ")"); failed != nil {
+		return errors.Join(dbsession.ErrDoubt, failed)
 	}
 	return err
 }

@@ -4,6 +4,7 @@ package mysqllock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -66,5 +67,38 @@ func TestP18_WaitersAreGrantedInTheirOrder(t *testing.T) {
 				}
 			}
 		}
+	})
+}
+
+// To cancel a wait costs no connection.
+func TestP07_CanceledWaitKeepsItsConnection(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		l, _ := s.locker(t, s.addr, &Options{Heartbeat: calm})
+		other, _ := s.locker(t, s.addr, nil)
+		held := mustAcquire(t, other, t.Name())
+		connections := make(map[int]bool)
+		const waits = 10
+		for range waits {
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error)
+			go func() {
+				_, err := l.Acquire(ctx, t.Name())
+				ended <- err
+			}()
+			eventually(t, "it waits at the server", func() bool { return len(s.waiters(t, t.Name())) == 1 })
+			connections[s.waiters(t, t.Name())[0].id] = true
+			cancel()
+			if err := <-ended; !errors.Is(err, context.Canceled) {
+				t.Errorf("canceled: %v", err)
+			}
+			eventually(t, "it doesn't wait any more", func() bool { return len(s.waiters(t, t.Name())) == 0 })
+		}
+		if len(connections) > waits/2 { // a slow machine may be in doubt about some
+			t.Errorf("%d waits on %d connections", waits, len(connections))
+		}
+		if err := held.Release(); err != nil {
+			t.Error(err)
+		}
+		mustAcquire(t, other, t.Name()).Release()
 	})
 }

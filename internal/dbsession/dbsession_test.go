@@ -214,7 +214,7 @@ func (v *server) Company(verb Verb) Company {
 	}
 }
 
-func (v *server) Wait(ctx context.Context, c *Conn, st *Step, d time.Duration) error {
+func (v *server) Wait(_ context.Context, c *Conn, st *Step, d time.Duration) error {
 	s := c.conn.(*conn).session
 	over := time.After(d)
 	v.mu.Lock()
@@ -235,8 +235,6 @@ func (v *server) Wait(ctx context.Context, c *Conn, st *Step, d time.Duration) e
 			return ErrInterrupted
 		case <-s.killed:
 			return io.EOF
-		case <-ctx.Done():
-			return ctx.Err()
 		}
 	}
 }
@@ -266,7 +264,7 @@ func (v *server) Kill(_ context.Context, _ *Conn, other Identity) error {
 var errRefused = errors.New("refused")
 
 func (v *server) Answered(err error) bool {
-	return errors.Is(err, errRefused) || errors.Is(err, ErrInterrupted)
+	return errors.Is(err, errRefused)
 }
 
 const heartbeat = 5 * time.Second
@@ -711,6 +709,7 @@ func TestP07_CanceledWaitLeavesNothing(t *testing.T) {
 		defer stranger.Close()
 		s := stranger.(*conn).session
 		v.do(s, &Step{Verb: get, Key: "a"})
+		sessions := v.sessions()
 		for range 20 {
 			c, err := p.Claim(t.Context(), "a", 0)
 			if c == nil || err != nil {
@@ -722,6 +721,9 @@ func TestP07_CanceledWaitLeavesNothing(t *testing.T) {
 			}
 			cancel()
 			synctest.Wait()
+			if n := v.sessions(); n != sessions+1 {
+				t.Fatalf("%d sessions, and one of them for waits, of before %d", n, sessions)
+			}
 		}
 		v.do(s, &Step{Verb: release, Key: "a"})
 		synctest.Wait()
@@ -1043,7 +1045,7 @@ func TestP07_TakeFreesTheClaim(t *testing.T) {
 			t.Errorf("with a context that has ended: %v", err)
 		}
 		v.on(func(*session, []*Step) error { return errRefused })
-		if _, err := try(t.Context()); !errors.Is(err, errRefused) && !errors.Is(err, errDoubt) {
+		if _, err := try(t.Context()); !errors.Is(err, errRefused) && !errors.Is(err, ErrDoubt) {
 			t.Errorf("refused: %v", err)
 		}
 		v.on(nil)

@@ -100,7 +100,7 @@ func (p *Pool) claimTaken(ctx context.Context, c *Conn, w *ownWait) error {
 	claim, _ := p.Claim(ctx, w.step.Taken(w.step.Result), 2*p.opt.Heartbeat)
 	if claim == nil {
 		if err := p.dialect.Run(c.life, c, []*Step{p.dialect.Undo(&w.step)}); err != nil {
-			return errors.Join(errDoubt, err)
+			return errors.Join(ErrDoubt, err)
 		}
 		return ErrInterrupted
 	}

@@ -529,7 +529,7 @@ func (s *Session) send(batch []*Step) error {
 // usable reports whether the session can be used after a statement that ended
 // with err.
 func (s *Session) usable(err error) bool {
-	return err == nil || !errors.Is(err, errDoubt) && s.pool.dialect.Answered(err)
+	return err == nil || !errors.Is(err, ErrDoubt) && (errors.Is(err, ErrInterrupted) || s.pool.dialect.Answered(err))
 }
 
 // try runs the steps in one trip. If the server refuses, nothing is left of them.
@@ -545,7 +545,7 @@ func (s *Session) try(steps []*Step) error {
 			continue
 		}
 		if again := d.Run(s.conn.life, s.conn, []*Step{undo}); again != nil {
-			return errors.Join(errDoubt, again, err)
+			return errors.Join(ErrDoubt, again, err)
 		}
 		if undo.Verb == st.Verb { // it was to give something back, and that has been done
 			st.Result, st.Null, st.done = 1, false, true
@@ -554,7 +554,8 @@ func (s *Session) try(steps []*Step) error {
 	return err
 }
 
-var errDoubt = errors.New("a statement failed half done")
+// ErrDoubt says that it isn't known what the session holds, which is ended then.
+var ErrDoubt = errors.New("a statement failed half done")
 
 // Lease implements [driver.Session].
 func (s *Session) Lease() driver.Lease {
