@@ -16,7 +16,7 @@ var epoch = time.Now()
 // monotonic reads the monotonic clock alone.
 func monotonic() time.Duration { return time.Since(epoch) }
 
-// readingOf returns what a time.Time knows of a moment.
+// readingOf returns what a time.Time with a monotonic reading knows of a moment.
 func readingOf(t time.Time) reading {
 	return reading{mono: t.Sub(epoch), wall: t.Round(0).Sub(epoch)} // Round(0) strips the monotonic reading
 }
@@ -43,9 +43,13 @@ func (r reading) since(a reading) time.Duration {
 }
 
 // at returns the reading for a moment before r that is known only as a
-// time.Time.
+// time.Time. One without a monotonic reading, by the wall clock, can't be compared
+// with epoch: the clock may have been set since.
 func (r reading) at(t time.Time) reading {
 	a := readingOf(t)
+	if t == t.Round(0) { //nolint:staticcheck // Equal takes no notice of the monotonic reading
+		a.mono = r.mono - max(r.wall-a.wall, 0)
+	}
 	a.boot = r.boot
 	a.boot -= r.since(a)
 	return a

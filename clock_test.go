@@ -39,6 +39,24 @@ func TestP11_ThePessimisticClockCounts(t *testing.T) {
 	}
 }
 
+// A backend may say without a monotonic reading when its request went out. What the wall
+// clock was set by before that has nothing to do with it.
+func TestP11_ATimeWithoutAMonotonicReading(t *testing.T) {
+	for _, set := range []time.Duration{0, time.Hour, -time.Hour} { // since the process began
+		now := reading{mono: time.Minute, wall: time.Minute + set, boot: time.Hour}
+		sent := now.at(epoch.Round(0).Add(now.wall - time.Second))
+		want := reading{now.mono - time.Second, now.wall - time.Second, now.boot - time.Second}
+		if sent != want {
+			t.Errorf("the clock was set by %v: a second before %+v is %+v", set, now, sent)
+		}
+		// And if it was set back since then, the moment isn't one to come.
+		now.wall -= time.Minute
+		if sent := now.at(epoch.Round(0).Add(want.wall)); sent.mono != now.mono || sent.boot != now.boot {
+			t.Errorf("the clock was set by %v, and back since: before %+v is %+v", set, now, sent)
+		}
+	}
+}
+
 func TestP11_BootClockIsRead(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("there is none elsewhere")
