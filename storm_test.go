@@ -33,6 +33,7 @@ type stormStore struct {
 type stormBackend struct {
 	*stormStore
 	pooled bool
+	own    bool // a session is the hold's own, and the hold itself
 	within time.Duration
 	ttl    time.Duration
 	conn   *stormSession
@@ -56,6 +57,12 @@ type stormHold struct {
 	mode driver.Mode
 	busy atomic.Bool
 	gone bool
+}
+
+// stormLease is a hold that is its own session.
+type stormLease struct {
+	*stormHold
+	*stormSession
 }
 
 func (s *stormStore) roll(n int) bool {
@@ -157,6 +164,10 @@ func (b *stormBackend) Acquire(ctx context.Context, r driver.Request) (driver.Gr
 	s.holders[name][h] = struct{}{}
 	s.token++
 	g := driver.Grant{Hold: h, Session: sess, Sent: sent}
+	if b.own {
+		one := &stormLease{h, sess}
+		g.Hold, g.Session = one, one
+	}
 	if s.tokens {
 		g.Token = s.token
 	}
@@ -334,7 +345,7 @@ func storm(t *testing.T, seed uint64) {
 	var mu sync.Mutex
 	backends := []*stormBackend{}
 	newProcess := func(i int) *distlock.Locker {
-		b := &stormBackend{stormStore: s, pooled: i%2 == 1, ttl: 200 * time.Millisecond}
+		b := &stormBackend{stormStore: s, pooled: i%2 == 1, own: i%4 == 0, ttl: 200 * time.Millisecond}
 		if i%3 == 0 {
 			b.within = 50 * time.Millisecond
 		}
