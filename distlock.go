@@ -42,7 +42,7 @@ type Locker struct {
 	gate  *queue.Gate
 
 	keepersMu sync.Mutex
-	keepers   map[driver.Session]*keeper // those that are no hold's own, and those that ended in a renewal
+	keepers   map[driver.Session]*keeper // that of a hold's own session only once it is lost, or over and still being renewed
 	schedule  schedule
 
 	busy     atomic.Int64 // pieces of work that Close waits for

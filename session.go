@@ -352,7 +352,7 @@ func (k *keeper) lose(err error) {
 	}
 	k.tenures = nil
 	k.leaveSchedule()
-	l.keepers[k.session] = k // likewise
+	l.keepers[k.session] = k // for grants under way, see below, and so that Close finds the renewal
 	underWay := k.renewal
 	k.mu.Lock()
 	k.err = err
