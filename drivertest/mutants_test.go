@@ -72,6 +72,7 @@ var mutants = []mutant{
 	{"renewals come after the lease", true, "P12_lease_makes_sense", "P12_locker_keeps_its_lease P12_renewed_lease_stays"},
 	{"the session is never looked at", false, "P12_lease_makes_sense", "P13_S21_locker_announces_the_loss P21_do_ends_with_the_lock"},
 	{"sessions can't be compared", true, "P13_session_is_comparable", "*"},
+	{"a hold is the session of all", false, "P13_session_that_is_a_hold_is_no_others", ""},
 	{"renewals always fail", true, "P12_renew_is_nil_while_held", "P11_S11_renew_after_loss_spares_next_holder P11_S21_loss_is_reported P11_S22_renew_of_what_another_has_is_ErrLost P11_lost_stays_lost P11_renew_after_expiry_is_ErrLost P12_locker_keeps_its_lease P12_renewal_that_got_no_answer_is_not_a_loss P12_renewed_lease_stays P13_session_is_what_ends_together"},
 	{"loss is reported from the start", false, "P13_no_loss_is_reported_while_held", "*"},
 	{"one session takes the others along", true, "P13_session_is_what_ends_together", ""},

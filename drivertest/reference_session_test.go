@@ -20,6 +20,7 @@ type session struct {
 	reported  int
 	records   []*record
 	lost      chan struct{}
+	hold      *both // that a defect takes for the session
 }
 
 // session returns what a grant shall hang on. The caller holds store.mu.
@@ -44,15 +45,26 @@ type incomparable struct {
 	_ []int
 }
 
-// dress returns the session as the backend shows it.
-func (m *memory) dress(c *session) driver.Session {
+// dress returns the hold and its session as the backend shows them.
+func (m *memory) dress(h *hold, c *session) (driver.Hold, driver.Session) {
 	switch {
 	case m.store.is("sessions can't be compared"):
-		return incomparable{session: c}
+		return h, incomparable{session: c}
 	case m.store.is("each grant pretends a session of its own"):
-		return &wrapped{c}
+		return h, &wrapped{c}
+	case m.store.is("a hold is the session of all"):
+		if c.hold != nil {
+			return h, c.hold
+		}
+		c.hold = &both{h, c}
+		return c.hold, c.hold
 	}
-	return c
+	return h, c
+}
+
+type both struct {
+	*hold
+	*session
 }
 
 type wrapped struct{ *session }

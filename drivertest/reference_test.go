@@ -560,7 +560,8 @@ func (m *memory) insertLocked(r driver.Request, sent time.Time) driver.Grant {
 	rec.token = s.nextToken(m, e, r.Mode)
 	e.records = append(e.records, rec)
 	rec.session.records = append(rec.session.records, rec)
-	return driver.Grant{Hold: &hold{memory: m, record: rec}, Token: rec.token, Session: m.dress(rec.session), Sent: m.sent(sent)}
+	h, session := m.dress(&hold{memory: m, record: rec}, rec.session)
+	return driver.Grant{Hold: h, Token: rec.token, Session: session, Sent: m.sent(sent)}
 }
 
 func (m *memory) sent(at time.Time) time.Time {

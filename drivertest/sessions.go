@@ -42,6 +42,13 @@ var sessions = []clause{
 			t.Fatalf("the session is of type %T, which can't be compared", g.Session)
 		}
 	}},
+	{name: "P13_session_that_is_a_hold_is_no_others", run: func(t *trial) {
+		b := t.open()
+		g, beside := t.hold(b, t.resource()), t.hold(b, t.resource())
+		if g.Session != nil && any(g.Session) == any(g.Hold) && beside.Session == g.Session {
+			t.Fatalf("the hold of one grant is the session of another, too")
+		}
+	}},
 	{name: "P12_renew_is_nil_while_held", run: func(t *trial) {
 		b := t.open()
 		g := t.get(b, t.request(b, t.resource(), driver.Exclusive))
