@@ -509,8 +509,7 @@ func TestP02_AnswersFindTheirSteps(t *testing.T) {
 							ctx, cancel := within()
 							result, _, err := p.Take(ctx, h, get, nil)
 							cancel()
-							var unsettled *driver.UnsettledError
-							if errors.As(err, &unsettled) {
+							if unsettled, ok := errors.AsType[*driver.UnsettledError](err); ok {
 								<-unsettled.Settled
 							}
 							if err != nil || result != 1 {
