@@ -253,6 +253,17 @@ func (p *Pool) Close() {
 	}
 }
 
+// inBackground runs f in a goroutine that Close waits for, unless it does so already.
+func (p *Pool) inBackground(f func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		go f() // which finds all sessions dead
+	} else {
+		p.tasks.Go(f)
+	}
+}
+
 // closeTimeout bounds Close: a connection may hang.
 const closeTimeout = 2 * time.Second
 

@@ -90,7 +90,7 @@ func (p *Pool) Holders(key string, session int64) []driver.Holder {
 // heartbeat.
 func (p *Pool) TakeBack(ctx context.Context, err error, f func()) error {
 	settled := make(chan struct{})
-	p.tasks.Go(func() {
+	p.inBackground(func() {
 		defer close(settled)
 		f()
 	})

@@ -302,7 +302,7 @@ func (p *Pool) waitingSession(ctx context.Context, over <-chan time.Time) (*Sess
 	opening, cancel := context.WithTimeoutCause(p.life, patience, ErrSilent)
 	opened := make(chan result)
 	gone := make(chan struct{})
-	p.tasks.Go(func() {
+	p.inBackground(func() {
 		defer cancel()
 		s, err := p.open(opening, sessionWaiting)
 		p.mu.Lock()
@@ -380,7 +380,7 @@ func (p *Pool) waitOn(ctx context.Context, s *Session, st *Step, deadline time.T
 	}
 	timedOut := err == nil
 	cleanup := st.Cleanup
-	p.tasks.Go(func() {
+	p.inBackground(func() {
 		p.stopWaiting(w, timedOut)
 		if cleanup != nil {
 			cleanup()
