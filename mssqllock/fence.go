@@ -43,7 +43,7 @@ func quoteSequence(sequence string) (string, error) {
 // count returns the next number for what is held, on the very session that holds
 // it: after the loss of that, nobody is told a token that is larger than the next
 // holder's.
-func (b *Backend) count(ctx context.Context, s *dbsession.Session) (uint64, error) {
+func (b *Backend) count(ctx context.Context, asked time.Time, s *dbsession.Session) (uint64, error) {
 	if b.dialect.sequence == "" {
 		return 0, nil
 	}
@@ -51,11 +51,14 @@ func (b *Backend) count(ctx context.Context, s *dbsession.Session) (uint64, erro
 	fenced := b.fenced
 	b.mu.Unlock()
 	if !fenced {
-		if err := b.judgeSequence(ctx, s); err != nil {
+		judging, cancel := b.pool.Within(ctx, asked)
+		err := b.judgeSequence(judging, s)
+		cancel()
+		if err != nil {
 			return 0, err
 		}
 	}
-	st := dbsession.Step{Verb: doCount}
+	st := dbsession.Step{Verb: doCount, Asked: asked}
 	err := b.pool.DoOn(ctx, s, &st)
 	switch {
 	case isError(err, errNoSuchObject):

@@ -16,6 +16,7 @@ type attempt struct {
 	r     driver.Request
 	limit dbsession.Limit // of the wait
 	names names
+	begun time.Time // of a try, which a heartbeat later is over; else zero
 	sent  time.Time // when the question was sent that was granted
 }
 
@@ -62,8 +63,8 @@ func (a *attempt) exclusively(ctx context.Context, verb dbsession.Verb) (*hold, 
 
 func (a *attempt) exclusiveAtOnce(ctx context.Context) (*hold, error) {
 	h := &hold{b: a.b, Holding: dbsession.Holding{Key: a.names.lock, GiveBack: doRelease}}
-	result, sent, err := a.b.pool.Take(ctx, &h.Holding, doGet, nil)
-	a.sent = sent
+	a.sent = a.begun
+	result, err := a.b.pool.Take(ctx, a.begun, &h.Holding, doGet, nil)
 	switch {
 	case err != nil:
 		return nil, err
@@ -170,6 +171,10 @@ func (h *hold) abandon() {
 // it is held here.
 func (h *hold) Upgrade(ctx context.Context, wait time.Duration) (uint64, error) {
 	limit := dbsession.LimitOf(wait)
+	var begun time.Time
+	if wait == 0 {
+		begun = time.Now()
+	}
 	done, err := h.convert()
 	if err == nil && !done {
 		if wait == 0 {
@@ -183,7 +188,7 @@ func (h *hold) Upgrade(ctx context.Context, wait time.Duration) (uint64, error) 
 		return 0, explain(err)
 	}
 	h.mode = driver.Exclusive
-	return h.count(ctx)
+	return h.count(ctx, begun)
 }
 
 // convert tries to make the lock exclusive. It isn't canceled: what was granted

@@ -125,11 +125,14 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 		return driver.Grant{}, context.Cause(ctx)
 	}
 	a := &attempt{b: b, r: r, limit: dbsession.LimitOf(r.Wait), names: namesOf(b.opt.Prefix + r.Resource)}
+	if r.Wait == 0 {
+		a.begun = time.Now()
+	}
 	h, err := a.ask(ctx)
-	if errors.Is(err, driver.ErrLost) && r.Wait == 0 {
+	if errors.Is(err, driver.ErrLost) {
 		// To ask again takes no longer than to have asked once.
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithDeadlineCause(ctx, a.sent.Add(b.opt.Heartbeat), dbsession.ErrSilent)
+		ctx, cancel = b.pool.Within(ctx, a.begun)
 		defer cancel()
 	}
 	for tries := 1; errors.Is(err, driver.ErrLost) && tries < 3; tries++ {
@@ -139,9 +142,9 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 		return driver.Grant{}, explain(err)
 	}
 	h.mode, h.owner = r.Mode, r.Owner
-	token, err := h.count(ctx)
+	token, err := h.count(ctx, a.begun)
 	if err != nil {
-		return driver.Grant{}, b.pool.TakeBack(ctx, err, h.abandon)
+		return driver.Grant{}, b.pool.TakeBack(ctx, a.begun, err, h.abandon)
 	}
 	return driver.Grant{Hold: h, Token: token, Session: h.Session, Sent: a.sent}, nil
 }
@@ -156,8 +159,8 @@ type hold struct {
 }
 
 // count returns a new token, and notes who has it.
-func (h *hold) count(ctx context.Context) (uint64, error) {
-	token, err := h.b.count(ctx, h.Session)
+func (h *hold) count(ctx context.Context, asked time.Time) (uint64, error) {
+	token, err := h.b.count(ctx, asked, h.Session)
 	if err == nil {
 		h.Note(driver.Holder{Owner: h.owner, Mode: h.mode, Since: time.Now(), Token: token})
 	}

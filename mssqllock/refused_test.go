@@ -222,7 +222,7 @@ func TestHangingToken(t *testing.T) {
 	}
 	s := ownServer(t, tdstest.Config{})
 	db := s.pool(t, s.addr())
-	b := New(db, &Options{Heartbeat: 300 * time.Millisecond, Sequence: "fences", CreateSequence: true})
+	b := New(db, &Options{Heartbeat: time.Second, Sequence: "fences", CreateSequence: true})
 	defer b.Close()
 	var g driver.Grant
 	eventually(t, "it is granted", func() (ok bool) { // the machine may stall for longer than a heartbeat
@@ -234,13 +234,20 @@ func TestHangingToken(t *testing.T) {
 	defer s.tds.OnRequest(nil)
 	defer close(over)
 	s.tds.OnRequest(func(_ int, sql string) tdstest.Fault {
-		if strings.Contains(sql, "NEXT VALUE") {
+		switch {
+		case strings.Contains(sql, "NEXT VALUE"):
 			<-over
+		case strings.Contains(sql, "getapplock"):
+			time.Sleep(b.opt.Heartbeat * 2 / 3)
 		}
 		return tdstest.Continue
 	})
+	start := time.Now()
 	if _, err := b.Acquire(context.Background(), driver.Request{Resource: t.Name()}); err == nil {
 		t.Error("granted without a token")
+	}
+	if took := time.Since(start); took > b.opt.Heartbeat*3/2 {
+		t.Errorf("it took %v", took)
 	}
 	<-g.Session.Lost()
 	eventually(t, "it is closed", func() bool { return db.Stats().OpenConnections == 0 })

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -205,4 +206,52 @@ func TestP26_HalfOfAPasswordIsNotQuoted(t *testing.T) {
 			t.Errorf("error %v", err)
 		}
 	}
+}
+
+// slowThenSilent takes its time to take a lock, and says nothing about its token.
+type slowThenSilent struct {
+	*dialect
+	takes time.Duration
+	on    atomic.Bool
+}
+
+func (d *slowThenSilent) Run(ctx context.Context, c *dbsession.Conn, steps []*dbsession.Step) error {
+	switch v := steps[len(steps)-1].Verb; {
+	case !d.on.Load():
+	case v == doGetLock || v == doGetIfAll:
+		time.Sleep(d.takes)
+	case v == doCount || v == doCountOwn:
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return d.dialect.Run(ctx, c, steps)
+}
+
+// The promise of Info.AnswersWithin is about all that a try takes.
+func TestP08_SilentFence(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		const heartbeat = 2 * time.Second
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		for _, takes := range []time.Duration{0, heartbeat * 2 / 3} {
+			for _, ctx := range []context.Context{context.Background(), ctx} {
+				b := New(s.pool(t, s.addr), &Options{Heartbeat: heartbeat, FenceTable: "fences", CreateFenceTable: true})
+				d := &slowThenSilent{dialect: b.dialect, takes: takes}
+				b.pool = dbsession.New(b.db, d, dbsession.Options{
+					MaxSessions: 2, Heartbeat: heartbeat, IdleTimeout: heartbeat, Dropped: b.dropped,
+				})
+				defer b.Close()
+				name := fmt.Sprint(t.Name(), takes, ctx)
+				if _, err := b.Acquire(ctx, driver.Request{Resource: name + "/other"}); err != nil {
+					t.Fatal(err)
+				}
+				d.on.Store(true)
+				start := time.Now()
+				_, err := b.Acquire(ctx, driver.Request{Resource: name})
+				if took := time.Since(start); took > heartbeat*3/2 || !errors.Is(err, dbsession.ErrSilent) {
+					t.Errorf("after %v: %v", took, err)
+				}
+			}
+		}
+	})
 }

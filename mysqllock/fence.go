@@ -57,11 +57,11 @@ func (n names) fence(m driver.Mode) string {
 // count increments the counter of what is held, on the very session that holds
 // it: after the loss of that, nothing can be counted any more, and nobody be told
 // a token that is larger than the next holder's.
-func (b *Backend) count(ctx context.Context, s *dbsession.Session, n names, who driver.Holder) (uint64, error) {
+func (b *Backend) count(ctx context.Context, asked time.Time, s *dbsession.Session, n names, who driver.Holder) (uint64, error) {
 	if b.dialect.fence == "" {
 		return 0, nil
 	}
-	st := dbsession.Step{Verb: doCount, Key: n.fence(who.Mode), Arg: describe(s.Identity().Mark, who.Owner)}
+	st := dbsession.Step{Verb: doCount, Key: n.fence(who.Mode), Arg: describe(s.Identity().Mark, who.Owner), Asked: asked}
 	if who.Mode == driver.Exclusive {
 		st.Verb = doCountOwn
 	}
@@ -78,7 +78,9 @@ func (b *Backend) count(ctx context.Context, s *dbsession.Session, n names, who 
 	}
 	if isError(err, errNoSuchTable) && b.opt.CreateFenceTable {
 		ddl, _ := FenceTableDDL(b.opt.FenceTable) // quoted before
-		err = b.pool.Exec(ctx, s, ddl)
+		making, cancel := b.pool.Within(ctx, asked)
+		err = b.pool.Exec(making, s, ddl)
+		cancel()
 		if err == nil {
 			err = b.pool.DoOn(ctx, s, &st)
 		}

@@ -17,6 +17,7 @@ type attempt struct {
 	r     driver.Request
 	limit dbsession.Limit // of the wait
 	names names
+	begun time.Time // of a try, which a heartbeat later is over; else zero
 	sent  time.Time // when the question was sent that was granted
 }
 
@@ -51,9 +52,9 @@ func (a *attempt) askAndCount(ctx context.Context) (driver.Grant, error) {
 	if a.r.Wait > 0 {
 		who.Since = time.Now() // and not when it was asked for
 	}
-	who.Token, err = a.b.count(ctx, h.Session, a.names, who)
+	who.Token, err = a.b.count(ctx, a.begun, h.Session, a.names, who)
 	if err != nil {
-		return driver.Grant{}, a.b.pool.TakeBack(ctx, err, func() {
+		return driver.Grant{}, a.b.pool.TakeBack(ctx, a.begun, err, func() {
 			if given := hold.Release(context.Background()); given != nil && !errors.Is(given, driver.ErrLost) {
 				h.Session.Abandon() // nobody would try again
 			}
@@ -122,8 +123,8 @@ func (a *attempt) exclusiveAtOnce(ctx context.Context) (*dbsession.Holding, erro
 		verb = doGetIfAll
 	}
 	h := &dbsession.Holding{Key: a.names.lock, GiveBack: doRelease}
-	result, sent, err := a.b.pool.Take(ctx, h, verb, slots)
-	a.sent = sent
+	a.sent = a.begun
+	result, err := a.b.pool.Take(ctx, a.begun, h, verb, slots)
 	switch {
 	case err != nil:
 		return nil, err
@@ -131,7 +132,7 @@ func (a *attempt) exclusiveAtOnce(ctx context.Context) (*dbsession.Holding, erro
 		return nil, driver.ErrHeld
 	case result == 3:
 		slots = a.names.slots(a.b.opt.Readers)
-		look := dbsession.Step{Verb: doCountFree, Checks: slots}
+		look := dbsession.Step{Verb: doCountFree, Checks: slots, Asked: a.begun}
 		if err := a.b.pool.DoOn(ctx, h.Session, &look); err != nil {
 			return nil, a.abandon(ctx, err, h)
 		}
@@ -176,7 +177,7 @@ func (a *attempt) wait(ctx context.Context, claim *dbsession.Claim, verb dbsessi
 // abandon gives back what didn't lead to a grant.
 func (a *attempt) abandon(ctx context.Context, err error, h *dbsession.Holding) error {
 	b := a.b // or all of a would be kept for it
-	return b.pool.TakeBack(ctx, err, func() { b.give(h.Session, h.Claim, h.Key) })
+	return b.pool.TakeBack(ctx, a.begun, err, func() { b.give(h.Session, h.Claim, h.Key) })
 }
 
 // A share is the place among the readers that all shared holdings of a resource

@@ -158,12 +158,17 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 		return driver.Grant{}, context.Cause(ctx)
 	}
 	a := &attempt{b: b, r: r, limit: dbsession.LimitOf(r.Wait), names: namesOf(b.opt.Prefix + r.Resource)}
+	if r.Wait == 0 {
+		a.begun = time.Now()
+	}
 	g, err := a.askAndCount(ctx)
-	start := a.sent
+	if errors.Is(err, driver.ErrLost) {
+		// To ask again takes no longer than to have asked once.
+		var cancel context.CancelFunc
+		ctx, cancel = b.pool.Within(ctx, a.begun)
+		defer cancel()
+	}
 	for tries := 1; errors.Is(err, driver.ErrLost) && tries < 3; tries++ {
-		if r.Wait == 0 && time.Since(start) >= b.opt.Heartbeat {
-			break // it was the server's silence, and the answer is due
-		}
 		g, err = a.askAndCount(ctx) // the connection ended, and what was taken on it
 	}
 	return g, err

@@ -124,6 +124,10 @@ type Step struct {
 	Arg    string
 	N      int // a number that belongs to the verb
 
+	// Asked, if not zero, is when that was begun which it is a part of: nobody waits for
+	// its answer for longer than a heartbeat from then, whatever the context.
+	Asked time.Time
+
 	Result int64
 	Null   bool // the result is NULL
 
@@ -150,7 +154,6 @@ type Step struct {
 
 	// Guarded by Pool.mu.
 	state   stepState
-	asked   time.Time
 	overdue bool          // set before ready is closed
 	left    bool          // nobody waits for it any more
 	settled chan struct{} // if it is left: closed when it has left nothing behind
@@ -363,13 +366,13 @@ func (p *Pool) run(ctx context.Context, s *Session, asked *Step) (ran *Session, 
 		p.mu.Lock()
 		err = fmt.Errorf("the connection broke: %w", st.ran.deadErr)
 		p.mu.Unlock()
-		first = st.asked
+		first = st.Asked
 		if tries > p.opt.MaxSessions || ctx.Err() != nil || time.Since(first) >= p.opt.Heartbeat {
 			break
 		}
 		err = nil
 		st = p.newStep(asked)
-		st.asked = first
+		st.Asked = first
 	}
 	p.mu.Lock()
 	running := st.state == stepRunning
@@ -410,7 +413,7 @@ func (p *Pool) newStep(asked *Step) *Step {
 	}
 	ready := st.ready
 	*st = *asked
-	st.ready = ready
+	st.ready, st.bounded = ready, !asked.Asked.IsZero()
 	return st
 }
 
@@ -453,13 +456,16 @@ func (p *Pool) send(ctx context.Context, s *Session, st *Step) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	endless := ctx.Done() == nil
-	st.bounded = endless || st.Takes != nil
+	// Nobody can be woken up from a trip that he makes himself: what is begun late might
+	// end too late.
+	late := st.bounded && time.Since(st.Asked) > tendEvery
+	st.bounded = st.bounded || endless
 	if st.Takes != nil && !st.Takes.claim() {
 		st.state, st.err = stepFinished, errClaimed
 		return
 	}
 	if s := p.enqueue(s, st); s != nil {
-		if endless && s.conn.canCut() {
+		if endless && !late && s.conn.canCut() {
 			p.lead(s, st)
 		} else {
 			p.rouse(s)
@@ -478,8 +484,8 @@ func (p *Pool) start(s *Session, st *Step) {
 // enqueue returns the idle session that is to look at its queue, if there is one.
 func (p *Pool) enqueue(s *Session, st *Step) *Session {
 	st.on, st.state = s, stepQueued
-	if st.asked.IsZero() {
-		st.asked = time.Now()
+	if st.Asked.IsZero() {
+		st.Asked = time.Now()
 	}
 	switch {
 	case p.closed && s == nil:
@@ -593,7 +599,7 @@ func (p *Pool) settle(st *Step, err error) {
 	case took:
 		// The session is the one that calls, and looks at its queue next.
 		undo := p.dialect.Undo(st)
-		undo.on, undo.state, undo.asked, undo.left = st.ran, stepQueued, time.Now(), true
+		undo.on, undo.state, undo.Asked, undo.left = st.ran, stepQueued, time.Now(), true
 		undo.undo, undo.Cleanup, undo.Takes, undo.settled = true, st.Cleanup, st.Takes, st.settled
 		st.ran.queue = append(st.ran.queue, undo)
 		return

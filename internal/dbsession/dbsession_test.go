@@ -507,7 +507,7 @@ func TestP02_AnswersFindTheirSteps(t *testing.T) {
 						for range 100 {
 							h := &Holding{Key: key, GiveBack: release}
 							ctx, cancel := within()
-							result, _, err := p.Take(ctx, h, get, nil)
+							result, err := p.Take(ctx, time.Now(), h, get, nil)
 							cancel()
 							if unsettled, ok := errors.AsType[*driver.UnsettledError](err); ok {
 								<-unsettled.Settled
@@ -920,7 +920,7 @@ func TestP08_SilentServerIsGivenUpInTime(t *testing.T) {
 					all.Go(func() {
 						time.Sleep(time.Duration(i) * heartbeat / 5)
 						start := time.Now()
-						_, _, err := p.Take(context.Background(), &Holding{Key: fmt.Sprint(i)}, get, nil)
+						_, err := p.Take(context.Background(), time.Now(), &Holding{Key: fmt.Sprint(i)}, get, nil)
 						if took := time.Since(start); err == nil || errors.Is(err, driver.ErrLost) || took > heartbeat {
 							t.Errorf("the caller %d, after %v: %v", i, took, err)
 						}
@@ -1010,8 +1010,7 @@ func TestP07_TakeFreesTheClaim(t *testing.T) {
 			if p.claims["a"] != nil {
 				t.Fatal("the claim before is left")
 			}
-			result, _, err := p.Take(ctx, &Holding{Key: "a"}, get, nil)
-			return result, err
+			return p.Take(ctx, time.Now(), &Holding{Key: "a"}, get, nil)
 		}
 		if result, err := try(t.Context()); err != nil || result != 0 {
 			t.Errorf("of another: %d, %v", result, err)
@@ -1028,7 +1027,7 @@ func TestP07_TakeFreesTheClaim(t *testing.T) {
 		if c, err := p.Claim(t.Context(), "a", 0); c != nil || err != nil {
 			t.Errorf("claimed while it isn't given back yet: %v", err)
 		}
-		if result, _, err := p.Take(t.Context(), &Holding{Key: "a"}, get, nil); result != 0 || err != nil {
+		if result, err := p.Take(t.Context(), time.Now(), &Holding{Key: "a"}, get, nil); result != 0 || err != nil {
 			t.Errorf("taken while it isn't given back yet: %d, %v", result, err)
 		}
 		select {

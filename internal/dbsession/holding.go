@@ -26,17 +26,17 @@ type Holding struct {
 }
 
 // Take asks once, on any session, by a verb that takes h.Key, and returns its result,
-// which is 0 also if the key is taken in this process; and when it was asked. If
-// something was taken h is what is held then.
-func (p *Pool) Take(ctx context.Context, h *Holding, verb Verb, checks []string) (result int64, sent time.Time, err error) {
+// which is 0 also if the key is taken in this process. If something was taken h is what
+// is held then. Asked is that of [Step].
+func (p *Pool) Take(ctx context.Context, asked time.Time, h *Holding, verb Verb, checks []string) (result int64, err error) {
 	c := &Claim{pool: p, key: h.Key, arg: h.Key, holding: h}
-	st := Step{Verb: verb, Key: h.Key, Checks: checks, Takes: c, asked: time.Now()}
+	st := Step{Verb: verb, Key: h.Key, Checks: checks, Takes: c, Asked: asked}
 	s, result, _, err := p.run(ctx, nil, &st)
 	if errors.Is(err, errClaimed) {
-		return 0, st.asked, nil
+		return 0, nil
 	}
 	h.Session, h.Claim = s, c
-	return result, st.asked, err
+	return result, err
 }
 
 var errClaimed = errors.New("the key is taken in this process")
@@ -85,10 +85,21 @@ func (p *Pool) Holders(key string, session int64) []driver.Holder {
 	return holders
 }
 
+// Within returns a context that ends a heartbeat from when something was asked, if that
+// isn't zero. What is asked with it isn't asked by the caller himself.
+func (p *Pool) Within(ctx context.Context, asked time.Time) (context.Context, context.CancelFunc) {
+	if asked.IsZero() {
+		return ctx, func() {}
+	}
+	return context.WithDeadlineCause(ctx, asked.Add(p.opt.Heartbeat), ErrSilent)
+}
+
 // TakeBack calls f, which gives back what came of an Acquire that fails with err, and
-// returns the error of that. If ctx ends it doesn't wait for f, which may take a
-// heartbeat.
-func (p *Pool) TakeBack(ctx context.Context, err error, f func()) error {
+// returns the error of that. It doesn't wait for f, which may take a heartbeat, when
+// ctx ends, nor for longer than a heartbeat from when it was asked, if that isn't zero.
+func (p *Pool) TakeBack(ctx context.Context, asked time.Time, err error, f func()) error {
+	ctx, cancel := p.Within(ctx, asked)
+	defer cancel()
 	settled := make(chan struct{})
 	p.inBackground(func() {
 		defer close(settled)

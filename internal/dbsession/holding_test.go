@@ -3,11 +3,63 @@ package dbsession
 import (
 	"context"
 	"database/sql"
+	"errors"
+	"io"
 	"math/rand/v2"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/distlock-go/distlock/driver"
 )
+
+// However many trips it takes, and whoever makes them, a silent server is given up a
+// heartbeat after the first was begun.
+func TestP08_SeveralTripsAreOneQuestion(t *testing.T) {
+	for name, o := range map[string]Options{"asked by a session": {}, "asked by the caller": cutting} {
+		for _, cancelable := range []bool{false, true} {
+			t.Run(name, func(t *testing.T) {
+				inBubble(t, o, func(t *testing.T, v *server, p *Pool) {
+					ctx := context.Background()
+					if cancelable {
+						var cancel context.CancelFunc
+						ctx, cancel = context.WithCancel(ctx)
+						defer cancel()
+					}
+					take(t, p, "other")
+					v.on(func(s *session, steps []*Step) error {
+						if steps[0].Verb == get {
+							time.Sleep(heartbeat / 2)
+							return nil
+						}
+						time.AfterFunc(heartbeat, func() { v.end(s.id) }) // what cut does for real
+						<-s.killed
+						return io.EOF
+					})
+					start := time.Now()
+					h := &Holding{Key: "a", GiveBack: release}
+					if result, err := p.Take(ctx, start, h, get, nil); err != nil || result != 1 {
+						t.Fatal(result, err)
+					}
+					err := p.DoOn(ctx, h.Session, &Step{Verb: Ping, Asked: start})
+					if !errors.Is(err, ErrSilent) {
+						t.Errorf("the next trip: %v", err)
+					}
+					err = p.TakeBack(ctx, start, err, func() { _ = h.Release(context.Background()) })
+					if took := time.Since(start); took > heartbeat {
+						t.Errorf("it took %v", took)
+					}
+					var unsettled *driver.UnsettledError
+					if !errors.As(err, &unsettled) || !errors.Is(err, ErrSilent) {
+						t.Fatalf("taken back: %v", err)
+					}
+					<-unsettled.Settled
+					v.on(nil)
+				})
+			})
+		}
+	}
+}
 
 // What is taken back while the pool is closed comes when Close may have found that
 // nothing is under way any more.
@@ -21,12 +73,12 @@ func TestP25_CloseWhileSomethingIsTakenBack(t *testing.T) {
 			all.Go(func() {
 				for {
 					h := &Holding{Key: key, GiveBack: release}
-					if result, _, err := p.Take(context.Background(), h, get, nil); err != nil || result != 1 {
+					if result, err := p.Take(context.Background(), time.Now(), h, get, nil); err != nil || result != 1 {
 						return
 					}
 					release := func() { _ = h.Release(context.Background()) }
 					if err := p.DoOn(context.Background(), h.Session, &Step{Verb: Ping}); err != nil {
-						_ = p.TakeBack(context.Background(), err, release)
+						_ = p.TakeBack(context.Background(), time.Time{}, err, release)
 						return
 					}
 					release()

@@ -68,7 +68,7 @@ func (p *Pool) endHanging() {
 func (p *Pool) endOverdue() {
 	end := func(steps []*Step) {
 		for _, st := range steps {
-			if st.bounded && !st.overdue && st.awaited && time.Since(st.asked) > p.opt.Heartbeat-tendEvery {
+			if st.bounded && !st.overdue && st.awaited && time.Since(st.Asked) > p.opt.Heartbeat-tendEvery {
 				st.overdue = true
 				close(st.ready)
 			}
