@@ -494,7 +494,7 @@ func (q *acquisition) askOnce(ctx context.Context, wait, limit time.Duration) ou
 		asking = context.WithoutCancel(ctx)
 	}
 	if wait == 0 && l.inTime(ctx, limit) {
-		return outcomeOf(q.put(asking))
+		return l.outcomeOf(q.put(asking))
 	}
 	if wait > 0 || l.bound == 0 {
 		asking, cancel = context.WithCancelCause(asking)
@@ -512,7 +512,7 @@ func (q *acquisition) askOnce(ctx context.Context, wait, limit time.Duration) ou
 	select {
 	case a := <-answers:
 		cancel(nil)
-		return outcomeOf(a)
+		return l.outcomeOf(a)
 	case <-ctx.Done():
 		err = ended(ctx, q.contended)
 	case <-l.gate.Done():
@@ -533,9 +533,9 @@ func (q *acquisition) askHere(ctx context.Context, limit time.Duration) outcome 
 		asking, cancel = context.WithTimeout(ctx, limit)
 		defer cancel()
 	}
-	o := outcomeOf(q.put(asking))
+	o := q.locker.outcomeOf(q.put(asking))
 	switch {
-	case o.err == nil || o.definite():
+	case o.failure == nil || o.definite() || q.locker.gate.Closed():
 	case ctx.Err() != nil:
 		o.failure = ended(ctx, q.contended)
 	case asking.Err() != nil:
@@ -545,10 +545,13 @@ func (q *acquisition) askHere(ctx context.Context, limit time.Duration) outcome 
 }
 
 // outcomeOf returns what comes of an answer.
-func outcomeOf(a answer) outcome {
+func (l *Locker) outcomeOf(a answer) outcome {
 	o := outcome{answer: a, failure: a.err}
-	if a.err == nil {
+	if a.err == nil || a.definite() {
 		return o
+	}
+	if l.gate.Closed() {
+		o.failure = ErrClosed // and perhaps the backend is, and says so
 	}
 	if unsettled := (*driver.UnsettledError)(nil); errors.As(a.err, &unsettled) {
 		pending := make(chan answer, 1)

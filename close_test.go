@@ -2,6 +2,7 @@ package distlock_test
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -45,6 +46,43 @@ func TestP25_CloseOfABackendThatHangsIsBounded(t *testing.T) {
 			if s.closed != 1 {
 				t.Errorf("closed %d times", s.closed)
 			}
+		})
+	}
+}
+
+// Who asks in his own goroutine is told by the backend when that is closed, if not
+// before, and his error is that of all who wait.
+func TestP25_CloseEndsWhatIsAskedInPlace(t *testing.T) {
+	for name, modes := range map[string]driver.Modes{"interruptible": driver.ModesOf(driver.Exclusive), "not to be interrupted": 0} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				s := newStore()
+				s.info.AnswersWithin, s.info.Interruptible = time.Hour, modes
+				closed := make(chan struct{})
+				s.answer = func(ctx context.Context, _ driver.Request) (driver.Grant, bool, error) {
+					select {
+					case <-ctx.Done():
+						return driver.Grant{}, true, context.Cause(ctx)
+					case <-closed:
+						return driver.Grant{}, true, errors.New("the backend is closed")
+					}
+				}
+				l := distlock.New(s, nil)
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				if modes == 0 {
+					ctx = context.WithoutCancel(ctx)
+				}
+				result := make(chan error)
+				go func() {
+					_, err := l.Acquire(ctx, "a")
+					result <- err
+				}()
+				synctest.Wait()
+				within(t, 5*time.Second, "Close", func() { l.Close() })
+				close(closed)
+				wantErr(t, <-result, []error{distlock.ErrClosed}, distlock.ErrNotAcquired)
+			})
 		})
 	}
 }
