@@ -437,15 +437,18 @@ func (p *Pool) GiveBack(ctx context.Context, s *Session, c *Claim, verb Verb, ke
 		p.send(ctx, s, st)
 	}
 	err := p.await(ctx, st)
-	*underWay = nil
-	switch {
-	case err == nil:
-		if st.Result != 1 {
-			err = ErrGone
-		}
-		p.reuse(st)
-	case !errors.Is(err, driver.ErrLost) && !p.finished(st):
+	waited := err == nil
+	if !waited && !p.finished(st) {
 		*underWay = st
+		return err
+	}
+	*underWay = nil
+	err = st.err // also if the answer came as ctx ended
+	if err == nil && st.Result != 1 {
+		err = ErrGone
+	}
+	if waited {
+		p.reuse(st)
 	}
 	return err
 }

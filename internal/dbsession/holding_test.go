@@ -91,3 +91,36 @@ func TestP25_CloseWhileSomethingIsTakenBack(t *testing.T) {
 		db.Close()
 	}
 }
+
+// A release whose answer comes when its context ends has been answered: to ask for it
+// again is not to give back what another has taken meanwhile.
+func TestP09_ReleaseAnsweredAtTheLastMoment(t *testing.T) {
+	inBubble(t, Options{}, func(t *testing.T, v *server, p *Pool) {
+		take(t, p, "other")
+		for range 2000 {
+			v.on(nil)
+			h := &Holding{Key: "a", GiveBack: release}
+			if result, err := p.Take(t.Context(), time.Now(), h, get, nil); err != nil || result != 1 {
+				t.Fatal(result, err)
+			}
+			v.on(func(*session, []*Step) error { time.Sleep(time.Millisecond); return nil })
+			var all sync.WaitGroup
+			for range rand.IntN(2) { // who comes along
+				all.Go(func() { _, _ = p.Do(context.Background(), &Step{Verb: Ping}) })
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			err := h.Release(ctx)
+			cancel()
+			all.Wait()
+			time.Sleep(time.Millisecond)
+			c, s := take(t, p, "a")
+			if err != nil {
+				err = h.Release(t.Context())
+			}
+			if err != nil || v.held("a") != 1 {
+				t.Fatalf("held by %d: %v", v.held("a"), err)
+			}
+			give(t, p, c, s)
+		}
+	})
+}
