@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/distlock-go/distlock/driver"
@@ -105,14 +106,15 @@ func TestP09_ReleaseAnsweredAtTheLastMoment(t *testing.T) {
 			}
 			v.on(func(*session, []*Step) error { time.Sleep(time.Millisecond); return nil })
 			var all sync.WaitGroup
-			for range rand.IntN(2) { // who comes along
+			for range 8 { // the first makes a trip, and the others the next, with the release
 				all.Go(func() { _, _ = p.Do(context.Background(), &Step{Verb: Ping}) })
+				synctest.Wait()
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Millisecond)
 			err := h.Release(ctx)
 			cancel()
 			all.Wait()
-			time.Sleep(time.Millisecond)
+			time.Sleep(time.Second)
 			c, s := take(t, p, "a")
 			if err != nil {
 				err = h.Release(t.Context())
