@@ -139,7 +139,7 @@ func (l *Locker) passOrGiveUp(t *tenure, h *holding) {
 // be released is tried again in the background.
 func (l *Locker) giveBack(ctx context.Context, t *tenure, h *holding, after <-chan struct{}) error {
 	last := l.detach(t)
-	start := time.Now()
+	start := monotonic()
 	var err error
 	var pending <-chan error
 	inTime := after == nil && l.inTime(ctx, l.options.ReleaseTimeout)
@@ -149,7 +149,7 @@ func (l *Locker) giveBack(ctx context.Context, t *tenure, h *holding, after <-ch
 	if inTime && last == nil && err == nil {
 		return nil
 	}
-	ctx, cancel := context.WithDeadline(ctx, start.Add(l.options.ReleaseTimeout))
+	ctx, cancel := context.WithTimeout(ctx, l.options.ReleaseTimeout-(monotonic()-start))
 	defer cancel()
 	if !inTime {
 		result := make(chan error, 1)

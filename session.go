@@ -60,7 +60,10 @@ func (l *Locker) attach(t *tenure, s driver.Session, sent reading) bool {
 		return true
 	}
 	own := any(s) == any(t.hold) // and so no other grant will ask for its keeper
-	n := l.now()                 // before, as all grants want the lock
+	var n reading
+	if !own || s.Lease().TTL > 0 { // else no time is too late
+		n = l.now() // before, as all grants want the lock
+	}
 	l.keepersMu.Lock()
 	defer l.keepersMu.Unlock()
 	var k *keeper
