@@ -383,13 +383,13 @@ func (h *hold) count(ctx context.Context, n *name, mode driver.Mode, most time.D
 	if h.held == nil {
 		return 0, driver.ErrLost
 	}
-	now := time.Now()
+	checked := time.Since(h.backend.began)
 	token, err := uint64(0), error(nil)
 	if !h.backend.noTokens {
-		token, err = h.backend.count(ctx, n, mode, h.owner, now, most)
+		token, err = h.backend.count(ctx, n, mode, h.owner, time.Now(), most)
 	}
 	if err == nil {
-		h.checked = now.Sub(h.backend.began)
+		h.checked = checked
 		err = h.held.check()
 	}
 	return token, err
