@@ -151,17 +151,10 @@ func (a *attempt) take(ctx context.Context, verb dbsession.Verb, key string, cla
 func (a *attempt) proven(ctx context.Context, h *hold) (*hold, error) {
 	a.sent = time.Now()
 	if err := a.b.pool.DoOn(ctx, h.Session, &dbsession.Step{Verb: dbsession.Ping}); err != nil {
-		h.abandon()
+		h.Session.GiveUp(h)
 		return nil, err
 	}
 	return h, nil
-}
-
-// abandon gives back what didn't lead to a grant.
-func (h *hold) abandon() {
-	if given := h.Release(context.Background()); given != nil && !errors.Is(given, driver.ErrLost) {
-		h.Session.Abandon()
-	}
 }
 
 // Upgrade implements [driver.Upgrader]. The session that holds the lock holds
@@ -230,7 +223,7 @@ func (b *Backend) queueUp(ctx context.Context, key string, wait time.Duration) (
 		}
 		// The holder's session has ended.
 		if claim.Bind(s) {
-			b.holding(s, claim, key, doRelease).abandon() // it wasn't meant to be had
+			s.GiveUp(b.holding(s, claim, key, doRelease)) // it wasn't meant to be had
 		}
 	}()
 	return func(outer context.Context) {
@@ -268,7 +261,7 @@ func (a *attempt) permit(ctx context.Context) (*hold, error) {
 		}
 		return err
 	})
-	first.abandon()
+	first.Session.GiveUp(first)
 	return h, err
 }
 

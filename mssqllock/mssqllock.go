@@ -144,7 +144,7 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 	h.mode, h.owner = r.Mode, r.Owner
 	token, err := h.count(ctx, a.begun)
 	if err != nil {
-		return driver.Grant{}, b.pool.TakeBack(ctx, a.begun, err, h.abandon)
+		return driver.Grant{}, h.Session.TakeBack(ctx, a.begun, err, h)
 	}
 	return driver.Grant{Hold: h, Token: token, Session: h.Session, Sent: a.sent}, nil
 }

@@ -54,11 +54,7 @@ func (a *attempt) askAndCount(ctx context.Context) (driver.Grant, error) {
 	}
 	who.Token, err = a.b.count(ctx, a.begun, h.Session, a.names, who)
 	if err != nil {
-		return driver.Grant{}, a.b.pool.TakeBack(ctx, a.begun, err, func() {
-			if given := hold.Release(context.Background()); given != nil && !errors.Is(given, driver.ErrLost) {
-				h.Session.Abandon() // nobody would try again
-			}
-		})
+		return driver.Grant{}, h.Session.TakeBack(ctx, a.begun, err, hold)
 	}
 	h.Note(who)
 	return driver.Grant{Hold: hold, Token: who.Token, Session: h.Session, Sent: a.sent}, nil
@@ -90,7 +86,7 @@ func (a *attempt) exclusive(ctx context.Context) (*dbsession.Holding, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := a.b.holding(s, claim)
+	h := holding(s, claim)
 	var slots []string
 	if result != 1 {
 		slots = a.names.slots(a.b.opt.Readers)
@@ -109,7 +105,7 @@ func (a *attempt) exclusive(ctx context.Context) (*dbsession.Holding, error) {
 		return len(slots) == 0 || st.Result == int64(len(slots)), nil
 	})
 	if err != nil {
-		return nil, a.abandon(ctx, err, h)
+		return nil, h.Session.TakeBack(ctx, a.begun, err, h)
 	}
 	return h, nil
 }
@@ -134,20 +130,25 @@ func (a *attempt) exclusiveAtOnce(ctx context.Context) (*dbsession.Holding, erro
 		slots = a.names.slots(a.b.opt.Readers)
 		look := dbsession.Step{Verb: doCountFree, Checks: slots, Asked: a.begun}
 		if err := a.b.pool.DoOn(ctx, h.Session, &look); err != nil {
-			return nil, a.abandon(ctx, err, h)
+			return nil, h.Session.TakeBack(ctx, a.begun, err, h)
 		}
 		if look.Result != int64(len(slots)) {
-			return nil, a.abandon(ctx, driver.ErrHeld, h)
+			return nil, h.Session.TakeBack(ctx, a.begun, driver.ErrHeld, h)
 		}
 	}
 	return h, nil
 }
 
 // holding returns what is held by the claim on s.
-func (b *Backend) holding(s *dbsession.Session, c *dbsession.Claim) *dbsession.Holding {
+func holding(s *dbsession.Session, c *dbsession.Claim) *dbsession.Holding {
 	h := &dbsession.Holding{Session: s, Claim: c, Key: c.Key(), GiveBack: doRelease}
 	c.Hold(h)
 	return h
+}
+
+// give gives back a key that was of use for a while only.
+func give(s *dbsession.Session, c *dbsession.Claim, key string) {
+	s.GiveUp(&dbsession.Holding{Session: s, Claim: c, Key: key, GiveBack: doRelease})
 }
 
 // wait waits at the server until the claimed key is this process's, and returns
@@ -172,12 +173,6 @@ func (a *attempt) wait(ctx context.Context, claim *dbsession.Claim, verb dbsessi
 		return nil, 0, driver.ErrHeld // it is to be asked again
 	}
 	return s, st.Result, nil
-}
-
-// abandon gives back what didn't lead to a grant.
-func (a *attempt) abandon(ctx context.Context, err error, h *dbsession.Holding) error {
-	b := a.b // or all of a would be kept for it
-	return b.pool.TakeBack(ctx, a.begun, err, func() { b.give(h.Session, h.Claim, h.Key) })
 }
 
 // A share is the place among the readers that all shared holdings of a resource
@@ -345,7 +340,7 @@ func (a *attempt) sharedOn(ctx context.Context, s *share) (*sharedHold, error) {
 		return nil, err
 	}
 	h, err = a.enterShare(ctx, s, true)
-	a.b.give(on, claim, a.names.lock)
+	give(on, claim, a.names.lock)
 	return h, err
 }
 
@@ -497,7 +492,7 @@ func (b *Backend) notReading(s *dbsession.Session) {
 		return
 	}
 	r.session = nil
-	b.give(s, r.claim, r.name)
+	give(s, r.claim, r.name)
 }
 
 // permit takes one of the permits. Those who wait do so in the line for a gate;
@@ -523,7 +518,7 @@ func (a *attempt) permit(ctx context.Context) (*dbsession.Holding, error) {
 		h, err = a.anyPermit(ctx, false)
 		return err
 	})
-	a.b.give(s, claim, gate)
+	give(s, claim, gate)
 	return h, err
 }
 
@@ -539,5 +534,5 @@ func (a *attempt) anyPermit(ctx context.Context, respect bool) (*dbsession.Holdi
 	if err != nil {
 		return nil, err
 	}
-	return a.b.holding(s, claim), nil
+	return holding(s, claim), nil
 }

@@ -174,16 +174,6 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 	return g, err
 }
 
-// give releases the key in the database, and then the claim. If that can't be done the
-// session is given up, and the key with it: nobody would try again.
-func (b *Backend) give(s *dbsession.Session, c *dbsession.Claim, key string) {
-	var underWay *dbsession.Step
-	err := b.pool.GiveBack(context.Background(), s, c, doRelease, key, &underWay)
-	if err != nil && !errors.Is(err, driver.ErrLost) {
-		s.Abandon()
-	}
-}
-
 // dropped forgets who shared what on a session: nobody releases what is lost.
 func (b *Backend) dropped(s *dbsession.Session) {
 	b.mu.Lock()

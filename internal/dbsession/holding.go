@@ -94,16 +94,25 @@ func (p *Pool) Within(ctx context.Context, asked time.Time) (context.Context, co
 	return context.WithDeadlineCause(ctx, asked.Add(p.opt.Heartbeat), ErrSilent)
 }
 
-// TakeBack calls f, which gives back what came of an Acquire that fails with err, and
-// returns the error of that. It doesn't wait for f, which may take a heartbeat, when
-// ctx ends, nor for longer than a heartbeat from when it was asked, if that isn't zero.
-func (p *Pool) TakeBack(ctx context.Context, asked time.Time, err error, f func()) error {
+// GiveUp releases what hangs on s and nobody wants. If that can't be done it ends s, as
+// nobody would try again.
+func (s *Session) GiveUp(h driver.Hold) {
+	if err := h.Release(context.Background()); err != nil && !errors.Is(err, driver.ErrLost) {
+		s.Abandon()
+	}
+}
+
+// TakeBack gives up what came of an Acquire that fails with err, and returns the error
+// of that. It doesn't wait for the release, which may take a heartbeat, when ctx ends,
+// nor for longer than a heartbeat from when it was asked, if that isn't zero.
+func (s *Session) TakeBack(ctx context.Context, asked time.Time, err error, h driver.Hold) error {
+	p := s.pool
 	ctx, cancel := p.Within(ctx, asked)
 	defer cancel()
 	settled := make(chan struct{})
 	p.inBackground(func() {
 		defer close(settled)
-		f()
+		s.GiveUp(h)
 	})
 	select {
 	case <-settled:

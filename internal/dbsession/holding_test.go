@@ -46,7 +46,7 @@ func TestP08_SeveralTripsAreOneQuestion(t *testing.T) {
 					if !errors.Is(err, ErrSilent) {
 						t.Errorf("the next trip: %v", err)
 					}
-					err = p.TakeBack(ctx, start, err, func() { _ = h.Release(context.Background()) })
+					err = h.Session.TakeBack(ctx, start, err, h)
 					if took := time.Since(start); took > heartbeat {
 						t.Errorf("it took %v", took)
 					}
@@ -77,12 +77,11 @@ func TestP25_CloseWhileSomethingIsTakenBack(t *testing.T) {
 					if result, err := p.Take(context.Background(), time.Now(), h, get, nil); err != nil || result != 1 {
 						return
 					}
-					release := func() { _ = h.Release(context.Background()) }
 					if err := p.DoOn(context.Background(), h.Session, &Step{Verb: Ping}); err != nil {
-						_ = p.TakeBack(context.Background(), time.Time{}, err, release)
+						_ = h.Session.TakeBack(context.Background(), time.Time{}, err, h)
 						return
 					}
-					release()
+					h.Session.GiveUp(h)
 				}
 			})
 		}
