@@ -371,6 +371,41 @@ func TestP14_WhatIsAloneIsPassedOn(t *testing.T) {
 	})
 }
 
+// Where there are no tokens, what others may have at the same time is passed on, too.
+func TestHandOffOfWhatIsNotAlone(t *testing.T) {
+	for name, c := range map[string]struct {
+		kind distlock.AcquireOption
+		all  int // that can be held at once
+	}{
+		"permits":     {distlock.Semaphore(2), 2},
+		"upgradeable": {distlock.Upgradeable(), 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				s := newStore()
+				l := newLocker(t, s, nil)
+				var held []*distlock.Lock
+				for range c.all {
+					held = append(held, mustAcquire(t, l, "a", c.kind))
+				}
+				var all sync.WaitGroup
+				for range 10 {
+					all.Go(func() { mustRelease(t, mustAcquire(t, l, "a", c.kind)) })
+					synctest.Wait()
+				}
+				mustRelease(t, held[0])
+				all.Wait()
+				for _, lock := range held[1:] {
+					mustRelease(t, lock)
+				}
+				if n := s.count("acquire"); n != c.all || s.held("a") != 0 {
+					t.Errorf("%d grants, want %d; %d are left", n, c.all, s.held("a"))
+				}
+			})
+		})
+	}
+}
+
 // tryErr returns the error of a try for the lock, which must not succeed.
 func tryErr(t *testing.T, l *distlock.Locker) error {
 	t.Helper()
