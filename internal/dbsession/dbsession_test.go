@@ -376,6 +376,52 @@ func TestP20_StepsTravelTogether(t *testing.T) {
 	})
 }
 
+// What is taken and what is given back travel in one trip, and no more than a batch.
+func TestP20_TripsAreMixedAndBounded(t *testing.T) {
+	inBubble(t, Options{MaxSessions: 1}, func(t *testing.T, v *server, p *Pool) {
+		claims := make([]*Claim, maxBatch/2)
+		var s *Session
+		for i := range claims {
+			claims[i], s = take(t, p, fmt.Sprint("held ", i))
+		}
+		var trips []string
+		v.on(func(_ *session, steps []*Step) error {
+			var n [3]int
+			for _, st := range steps {
+				switch st.Verb {
+				case get:
+					n[0]++
+				case release:
+					n[1]++
+				default:
+					n[2]++
+				}
+			}
+			trips = append(trips, fmt.Sprint(n))
+			time.Sleep(time.Millisecond)
+			return nil
+		})
+		var all sync.WaitGroup
+		ask := func(f func()) {
+			all.Go(f)
+			synctest.Wait() // it is in the queue
+		}
+		ask(func() { take(t, p, "first") })
+		for i := range 3 * maxBatch / 2 {
+			ask(func() { take(t, p, fmt.Sprint(i)) })
+		}
+		for _, c := range claims {
+			ask(func() { give(t, p, c, s) })
+		}
+		all.Wait()
+		half := maxBatch / 2
+		want := fmt.Sprintf("[1 0 0] [%d %d 0] [%d 0 0]", half, half, maxBatch)
+		if got := strings.Join(trips, " "); got != want {
+			t.Errorf("trips %s, want %s", got, want)
+		}
+	})
+}
+
 func TestP20_StepsHaveTheirCompany(t *testing.T) {
 	inBubble(t, Options{MaxSessions: 1}, func(t *testing.T, v *server, p *Pool) {
 		_, s := take(t, p, "first")
