@@ -30,7 +30,8 @@ func (*instantHold) Renew(context.Context) error   { return nil }
 func (*instantHold) Lost() <-chan struct{}         { return nil }
 func (*instantHold) Abandon()                      {}
 
-// What it takes to lock in a store is bounded, whoever the store is.
+// What it takes to lock in a store is bounded, whoever the store is: no channel, context
+// or timer is made that nobody has asked for.
 func TestAllocationsBesideTheStores(t *testing.T) {
 	l := distlock.New(instant{100 * time.Millisecond}, nil)
 	defer l.Close()
@@ -44,7 +45,7 @@ func TestAllocationsBesideTheStores(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	if n > 12 { // one of them is the store's
+	if n > 8 { // one of them is the store's
 		t.Errorf("%v allocations", n)
 	}
 }
