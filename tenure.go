@@ -46,7 +46,7 @@ const mostHandoffs = 1<<handoffBits - 1
 
 // fencingToken returns the token of the first holding of a grant.
 func fencingToken(store uint64) (uint64, error) {
-	const most = 1<<(63-handoffBits) - 1
+	const most uint64 = 1<<(63-handoffBits) - 1
 	if store > most {
 		return 0, fmt.Errorf("the store's fencing token is %d, and can be %d at most: let its counter start lower", store, most)
 	}
