@@ -118,7 +118,8 @@ func (l *Lock) checkClocks() {
 // every earlier grant of the resource. Send it along with what the lock guards
 // and let the receiver refuse smaller ones than it has seen: that protects even
 // against a holder that doesn't know yet that it lost the lock. See
-// docs/safety.md.
+// docs/safety.md. Tokens are opaque, but for their order: don't do arithmetic with
+// them.
 //
 // ok is false if the backend, as configured, has no tokens, and for a Lock over
 // several resources.
