@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// machine returns a line on the processor, the system and Go, and on how busy it
-// is.
+// machine returns a line on the processor, the memory, the system and Go, and on how
+// busy it is.
 func machine() string {
 	model := "unknown processor"
 	if b, err := os.ReadFile("/proc/cpuinfo"); err == nil {
@@ -36,7 +36,12 @@ func machine() string {
 	if b, err := os.ReadFile("/proc/loadavg"); err == nil {
 		load = "; load average before the run " + strings.Fields(string(b))[0]
 	}
-	return fmt.Sprintf("%s, %d cores; %s; %s%s", model, runtime.NumCPU(), kernel, runtime.Version(), load)
+	size := ""
+	var info unix.Sysinfo_t
+	if unix.Sysinfo(&info) == nil {
+		size = fmt.Sprintf(", %.0f GiB of memory", float64(uint64(info.Totalram)*uint64(info.Unit))/(1<<30))
+	}
+	return fmt.Sprintf("%s, %d cores%s; %s; %s%s", model, runtime.NumCPU(), size, kernel, runtime.Version(), load)
 }
 
 // version returns what is a number in the release of a kernel, without what those
