@@ -54,7 +54,7 @@ func lockPair(l *distlock.Locker, name string) error {
 }
 
 // benchServer returns the server that is measured, which is another process.
-func benchServer(b *testing.B) *testServer {
+func benchServer(b testing.TB) *testServer {
 	b.Helper()
 	if s := theServer(b); s.tds == nil {
 		return s
