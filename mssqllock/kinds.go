@@ -180,14 +180,16 @@ func (h *hold) Upgrade(ctx context.Context, wait time.Duration) (uint64, error) 
 	if err != nil {
 		return 0, explain(err)
 	}
-	h.mode = driver.Exclusive
-	return h.count(ctx, begun)
+	h.upgraded = true
+	who, _ := h.Who()
+	who.Mode = driver.Exclusive
+	return h.count(ctx, begun, who)
 }
 
 // convert tries to make the lock exclusive. It isn't canceled: what was granted
 // too late couldn't be taken back.
 func (h *hold) convert() (bool, error) {
-	if h.mode == driver.Exclusive {
+	if h.upgraded {
 		return true, nil
 	}
 	st := &dbsession.Step{Verb: doUpgrade, Key: h.Key}

@@ -141,8 +141,7 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 	if err != nil {
 		return driver.Grant{}, explain(err)
 	}
-	h.mode, h.owner = r.Mode, r.Owner
-	token, err := h.count(ctx, a.begun)
+	token, err := h.count(ctx, a.begun, driver.Holder{Owner: r.Owner, Mode: r.Mode})
 	if err != nil {
 		return driver.Grant{}, h.Session.TakeBack(ctx, a.begun, err, h)
 	}
@@ -153,16 +152,16 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 type hold struct {
 	dbsession.Holding
 
-	b     *Backend
-	owner driver.Owner
-	mode  driver.Mode
+	b        *Backend
+	upgraded bool
 }
 
 // count returns a new token, and notes who has it.
-func (h *hold) count(ctx context.Context, asked time.Time) (uint64, error) {
+func (h *hold) count(ctx context.Context, asked time.Time, who driver.Holder) (uint64, error) {
 	token, err := h.b.count(ctx, asked, h.Session)
 	if err == nil {
-		h.Note(driver.Holder{Owner: h.owner, Mode: h.mode, Since: time.Now(), Token: token})
+		who.Since, who.Token = time.Now(), token
+		h.Note(who)
 	}
 	return token, err
 }
