@@ -1126,3 +1126,37 @@ func TestP23_WaiterSeesReadersThatCameMeanwhile(t *testing.T) {
 		}
 	})
 }
+
+// A server that is read-only is refused at the first use of it, however it is used, and
+// good again when it isn't any more.
+func TestReadOnlyServerIsRefused(t *testing.T) {
+	onServers(t, func(t *testing.T, s *testServer) {
+		s.alone.Lock()
+		defer s.alone.Unlock()
+		c, _, onConn := s.onConn(t)
+		pool, _ := s.locker(t, s.addr, nil)
+		refused := func(what string, err error) {
+			t.Helper()
+			if err == nil || !strings.Contains(err.Error(), "it is read-only") || errors.Is(err, distlock.ErrNotAcquired) || errors.Is(err, distlock.ErrLost) {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		s.exec(t, "SET GLOBAL read_only = 1")
+		defer s.exec(t, "SET GLOBAL read_only = 0")
+		_, err := Open(t.Context(), s.url(s.addr, "heartbeat="+calm.String()))
+		refused("Open", err)
+		_, err = pool.Acquire(t.Context(), t.Name(), distlock.Timeout(calm/2))
+		refused("New", err)
+		_, err = onConn.Acquire(t.Context(), t.Name(), distlock.Timeout(calm/2))
+		refused("OnConn", err)
+		if err := c.PingContext(t.Context()); err != nil {
+			t.Errorf("the caller's connection: %v", err)
+		}
+		s.exec(t, "SET GLOBAL read_only = 0")
+		for _, l := range []*distlock.Locker{pool, onConn} {
+			if err := mustAcquire(t, l, t.Name()).Release(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
