@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 
@@ -139,5 +140,54 @@ func TestAttentions(t *testing.T) {
 	eventually(t, "the wait for a permit is canceled, before one comes free", func() bool { return seen() > before })
 	for _, k := range own {
 		mustRelease(t, k)
+	}
+}
+
+// What a wait is granted when its attention is on the way is given back, whatever its
+// mode, and the connection is kept.
+func TestP07_GrantBeforeTheAttentionIsGivenBack(t *testing.T) {
+	t.Parallel()
+	if theServer(t).tds == nil {
+		t.Skip("only the test server can be held up at that moment")
+	}
+	s := ownServer(t, tdstest.Config{})
+	l, _ := s.locker(t, s.addr(), nil)
+	other, _ := s.locker(t, s.addr(), nil)
+	defer mustAcquire(t, l, "own-"+t.Name()).Release() // the server shows the beginning of a name only
+	connections := 0
+	for i, opts := range [][]distlock.AcquireOption{nil, {distlock.Shared()}, {distlock.Upgradeable()}, nil} {
+		held := mustAcquire(t, other, t.Name())
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var once sync.Once
+		answered := make(chan struct{})
+		s.tds.OnReply(func(_ int, sql string, canceled <-chan struct{}) {
+			if strings.Contains(sql, "'Session',@p2;") { // it waited
+				once.Do(func() {
+					cancel()
+					<-canceled
+					close(answered)
+				})
+			}
+		})
+		ended := make(chan error, 1)
+		go func() {
+			_, err := l.Acquire(ctx, t.Name(), opts...)
+			ended <- err
+		}()
+		eventually(t, "it waits", func() bool { return s.waiters(t, t.Name()) == 1 })
+		mustRelease(t, held)
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("%d: %v", i, err)
+		}
+		<-answered
+		eventually(t, "it is given back", func() bool { return s.locks(t, t.Name()) == 0 })
+		s.tds.OnReply(nil)
+		if connections == 0 {
+			connections = s.connections(t)
+		}
+	}
+	if n := s.connections(t); n != connections {
+		t.Errorf("%d connections, and %d after the first time", n, connections)
 	}
 }
