@@ -379,6 +379,9 @@ func (p *Pool) run(ctx context.Context, s *Session, asked *Step) (ran *Session, 
 	switch st.state {
 	case stepQueued:
 		p.unqueue(st)
+		if full := p.exhausted(); full != nil && errors.Is(err, ErrSilent) && !p.anyShared() {
+			err = full // and the server was never asked
+		}
 	case stepRunning:
 		st.left = true
 		if st.Takes != nil || st.Cleanup != nil {
@@ -757,15 +760,26 @@ func (p *Pool) failQueue(err error) {
 // wrap tells what is the matter if no session came up before ctx ended, which is
 // none of the caller's.
 func (p *Pool) wrap(ctx context.Context, err error) error {
-	st := p.db.Stats()
-	switch {
-	case !errors.Is(err, context.DeadlineExceeded):
-	case st.MaxOpenConnections > 0 && st.InUse >= st.MaxOpenConnections:
-		return fmt.Errorf("no connection became free: all %d that DB.SetMaxOpenConns allows are in use: %w", st.MaxOpenConnections, err)
-	case ctx.Err() != nil:
+	if !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	if full := p.exhausted(); full != nil {
+		return full
+	}
+	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	return err
+}
+
+// exhausted returns an error if the *sql.DB has no connection to give. It is no
+// context's, whoever had waited.
+func (p *Pool) exhausted() error {
+	st := p.db.Stats()
+	if st.MaxOpenConnections == 0 || st.InUse < st.MaxOpenConnections {
+		return nil
+	}
+	return fmt.Errorf("no connection became free: all %d that DB.SetMaxOpenConns allows are in use", st.MaxOpenConnections)
 }
 
 // KeyArg returns the key as an argument of a statement.

@@ -922,6 +922,49 @@ func TestP03_SlowSetupIsNoContextsError(t *testing.T) {
 	})
 }
 
+// Who gets no session because the pool has no connection to give is told so, in time,
+// and not that the server is silent, nor that his context has ended.
+func TestP20_ExhaustedPoolIsNamed(t *testing.T) {
+	for name, o := range map[string]Options{"asked by a session": {}, "asked by the caller": cutting} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, o, func(t *testing.T, _ *server, p *Pool) {
+				p.db.SetMaxOpenConns(1)
+				c, err := p.db.Conn(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				cancelable, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				for what, ask := range map[string]func() error{
+					"take": func() error {
+						_, err := p.Take(context.Background(), time.Now(), &Holding{Key: "a"}, get, nil)
+						return err
+					},
+					"take, cancelable": func() error {
+						_, err := p.Take(cancelable, time.Now(), &Holding{Key: "a"}, get, nil)
+						return err
+					},
+					"do":   func() error { _, err := p.Do(context.Background(), &Step{Verb: Ping}); return err },
+					"open": func() error { return p.Open(t.Context()) },
+				} {
+					start := time.Now()
+					err := ask()
+					if err == nil || !strings.Contains(err.Error(), "all 1 that DB.SetMaxOpenConns allows are in use") || errors.Is(err, context.DeadlineExceeded) {
+						t.Errorf("%s: %v", what, err)
+					}
+					if took := time.Since(start); took > heartbeat && what != "open" || took > ConnectTimeout {
+						t.Errorf("%s took %v", what, took)
+					}
+				}
+				time.Sleep(ConnectTimeout) // what still waits for it gives up
+				c.Close()
+				k, s := take(t, p, "a")
+				give(t, p, k, s)
+			})
+		})
+	}
+}
+
 func TestP25_CloseWakesWaiters(t *testing.T) {
 	inBubble(t, Options{}, func(t *testing.T, v *server, p *Pool) {
 		stranger, _ := v.Connect(t.Context())
