@@ -747,6 +747,32 @@ func TestP20_WaitersBeyondTheLimitShareQuestions(t *testing.T) {
 	})
 }
 
+// A wait takes its time and no more, at the server and where there is no room for it.
+func TestP04_WaitIsExact(t *testing.T) {
+	for name, o := range map[string]Options{"at the server": {}, "asked again": {MaxSessions: 8, MaxWaiting: -1}} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, o, func(t *testing.T, v *server, p *Pool) {
+				stranger, _ := v.Connect(t.Context())
+				defer stranger.Close()
+				v.do(stranger.(*conn).session, &Step{Verb: get, Key: "a"})
+				take(t, p, "mine")
+				for _, d := range []time.Duration{time.Microsecond, time.Millisecond, 400 * time.Millisecond, 1900 * time.Millisecond} {
+					c, _ := p.Claim(t.Context(), "a", 0)
+					st := &Step{Verb: get, Key: "a", Cleanup: c.Free}
+					start := time.Now()
+					if _, err := p.Wait(t.Context(), st, d); err != nil || st.Result != 0 {
+						t.Errorf("%v: %d, %v", d, st.Result, err)
+					}
+					if took := time.Since(start); took != d {
+						t.Errorf("a wait of %v took %v", d, took)
+					}
+					time.Sleep(time.Second) // what is done behind it
+				}
+			})
+		})
+	}
+}
+
 func TestP07_CanceledWaitLeavesNothing(t *testing.T) {
 	inBubble(t, Options{}, func(t *testing.T, v *server, p *Pool) {
 		take(t, p, "mine")
