@@ -537,6 +537,22 @@ func TestNoPermissions(t *testing.T) {
 	mustRelease(t, mustAcquire(t, b, t.Name()))
 }
 
+// On Azure SQL Database it is another permission.
+func TestNoPermissionsOnAzure(t *testing.T) {
+	t.Parallel()
+	if theServer(t).tds == nil {
+		t.Skip("the accounts are the test server's")
+	}
+	s := ownServer(t, tdstest.Config{EngineEdition: 5, Version: "12.0.2000.8"})
+	s.user = "limited"
+	l, _ := s.locker(t, s.addr(), nil)
+	defer mustAcquire(t, l, t.Name()).Release()
+	other, _ := s.locker(t, s.addr(), nil)
+	if _, err := other.Holders(t.Context(), t.Name()); err == nil || !strings.Contains(err.Error(), "VIEW DATABASE STATE to see") {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestSequence(t *testing.T) {
 	t.Parallel()
 	s := theServer(t)
