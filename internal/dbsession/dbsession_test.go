@@ -39,6 +39,7 @@ type server struct {
 	trips   int
 	waits   int
 	connect time.Duration // how long that takes
+	late    func()        // what happens before a wait is interrupted, if not nil
 }
 
 // A session is the server's side of a connection.
@@ -248,6 +249,9 @@ func (v *server) Undo(st *Step) *Step {
 func (v *server) Took(st *Step) bool { return st.Verb == get && st.Result == 1 }
 
 func (v *server) Interrupt(_ context.Context, _ *Conn, other Identity) error {
+	if v.late != nil {
+		v.late()
+	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if s := v.open[other.ID]; s != nil {
@@ -744,6 +748,33 @@ func TestP20_WaitersBeyondTheLimitShareQuestions(t *testing.T) {
 			s.Close()
 		}
 		all.Wait()
+	})
+}
+
+// What is to end a wait may come when that has just been granted, and would hit what
+// its session does next: the session is ended, and what it was granted with it.
+func TestP07_LateInterruptionHitsNothingElse(t *testing.T) {
+	inBubble(t, Options{}, func(t *testing.T, v *server, p *Pool) {
+		take(t, p, "mine")
+		sessions := v.sessions()
+		stranger, _ := v.Connect(t.Context())
+		v.do(stranger.(*conn).session, &Step{Verb: get, Key: "a"})
+		v.late = func() {
+			stranger.Close()
+			time.Sleep(time.Millisecond) // it is granted
+		}
+		c, _ := p.Claim(t.Context(), "a", 0)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := p.Wait(ctx, &Step{Verb: get, Key: "a", Cleanup: c.Free}, time.Hour); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("error %v", err)
+		}
+		time.Sleep(time.Second)
+		if v.held("a") != 0 || v.held("mine") != 1 || v.sessions() != sessions {
+			t.Errorf("a: %d, mine: %d, %d sessions of before %d", v.held("a"), v.held("mine"), v.sessions(), sessions)
+		}
+		k, s := take(t, p, "a")
+		give(t, p, k, s)
 	})
 }
 
