@@ -540,6 +540,9 @@ func (q *acquisition) askHere(ctx context.Context, limit time.Duration) outcome 
 		o.failure = ended(ctx, q.contended)
 	case asking.Err() != nil:
 		o.failure = timedOut(&q.r, q.contended)
+		if !errors.Is(o.err, context.DeadlineExceeded) { // it has more to say
+			o.failure = &reason{o.failure.Error() + ": " + o.err.Error(), []error{o.failure, o.err}}
+		}
 	}
 	return o
 }

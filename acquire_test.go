@@ -925,6 +925,26 @@ func TestP08_Interruptible(t *testing.T) {
 
 var errSilent = errors.New("no answer")
 
+// What such a backend knows of why there was no answer in time is told.
+func TestP03_ReasonOfNoAnswerInTime(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newStore()
+		s.info.AnswersWithin = 5 * time.Second
+		s.info.Interruptible = driver.ModesOf(driver.Exclusive)
+		full := errors.New("no connection became free")
+		s.answer = func(ctx context.Context, _ driver.Request) (driver.Grant, bool, error) {
+			<-ctx.Done()
+			return driver.Grant{}, true, full
+		}
+		l := newLocker(t, s, nil)
+		_, err := l.Acquire(t.Context(), "a", distlock.Timeout(time.Second))
+		wantErr(t, err, []error{distlock.ErrNotAcquired, full})
+		if !strings.Contains(err.Error(), "within 1s: the store did not answer: no connection became free") {
+			t.Errorf("the error doesn't say so: %v", err)
+		}
+	})
+}
+
 // Who polls for what is held for a moment asks again soon, and who polls for what
 // is held for long has time.
 func TestP19_PollingFollowsHowLongItIsHeld(t *testing.T) {

@@ -39,7 +39,7 @@ func TestP18_WaitersAreGrantedInTheirOrder(t *testing.T) {
 		}
 		if s.log != nil {
 			asked := s.log.len()
-			time.Sleep(1500 * time.Millisecond) // for what isn't to come
+			time.Sleep(300 * time.Millisecond) // for what isn't to come
 			if more := s.log.since(asked); len(more) > 0 {
 				t.Errorf("those who wait ask: %q", more)
 			}

@@ -3,9 +3,7 @@
 package mysqllock
 
 import (
-	"fmt"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -53,37 +51,6 @@ func TestSharedTryLooksAgain(t *testing.T) {
 		p.Set(false, false)
 		if err := <-got; err != nil {
 			t.Error(err)
-		}
-	})
-}
-
-// What many ask for, and give back, at the same moment goes in common statements.
-func TestP20_LocksTravelTogether(t *testing.T) {
-	onServers(t, func(t *testing.T, s *testServer) {
-		s.alone.Lock()
-		defer s.alone.Unlock()
-		const names, rounds = 40, 20
-		l, _ := s.locker(t, s.addr, nil)
-		mustAcquire(t, l, t.Name()).Release()
-		before := s.executed(t)
-		var all sync.WaitGroup
-		for i := range names {
-			all.Go(func() {
-				for range rounds {
-					k, err := l.Acquire(t.Context(), fmt.Sprint(t.Name(), i))
-					if err == nil {
-						err = k.Release()
-					}
-					if err != nil {
-						t.Error(err)
-						return
-					}
-				}
-			})
-		}
-		all.Wait()
-		if n := s.executed(t) - before; n >= names*rounds/2 {
-			t.Errorf("%d statements for %d locks and as many releases", n, names*rounds)
 		}
 	})
 }

@@ -379,7 +379,7 @@ func (p *Pool) run(ctx context.Context, s *Session, asked *Step) (ran *Session, 
 	switch st.state {
 	case stepQueued:
 		p.unqueue(st)
-		if full := p.exhausted(); full != nil && errors.Is(err, ErrSilent) && !p.anyShared() {
+		if full := p.exhausted(); full != nil && (errors.Is(err, ErrSilent) || errors.Is(err, context.DeadlineExceeded)) && !p.anyShared() {
 			err = full // and the server was never asked
 		}
 	case stepRunning:

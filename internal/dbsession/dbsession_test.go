@@ -1001,6 +1001,12 @@ func TestP20_ExhaustedPoolIsNamed(t *testing.T) {
 						_, err := p.Take(cancelable, time.Now(), &Holding{Key: "a"}, get, nil)
 						return err
 					},
+					"take, for a second": func() error {
+						ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+						defer cancel()
+						_, err := p.Take(ctx, time.Now(), &Holding{Key: "a"}, get, nil)
+						return err
+					},
 					"do":   func() error { _, err := p.Do(context.Background(), &Step{Verb: Ping}); return err },
 					"open": func() error { return p.Open(t.Context()) },
 				} {
