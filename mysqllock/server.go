@@ -31,9 +31,9 @@ func (d *dialect) known() *server {
 // variables are what the judgement of a server is made of. One that the server
 // doesn't have isn't there.
 var variables = []string{
-	"version", "version_comment", "read_only", "super_read_only", "innodb_read_only", "transaction_read_only",
+	"version", "version_comment", "read_only", "super_read_only", "innodb_read_only",
 	"wsrep_on", "pxc_strict_mode", "group_replication_group_name", "group_replication_single_primary_mode",
-	"max_statement_time", "max_execution_time", "net_write_timeout", "innodb_flush_log_at_trx_commit",
+	"max_statement_time", "max_execution_time",
 }
 
 var showVariables = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('" + strings.Join(variables, "','") + "')"
