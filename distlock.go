@@ -266,10 +266,11 @@ func (l *Locker) holders(ctx context.Context, resource string, opts []AcquireOpt
 }
 
 // Close releases all locks, wakes all waiters with [ErrClosed], and closes the
-// backend. Who is just asking a backend that bounds its answers by itself is woken
-// by the answer, or when the backend is closed. It returns when that is done and what was given up in the background
-// is cleaned up, or after Options.ReleaseTimeout; but the backend is given a second
-// to close in any case. Later calls return what the first did.
+// backend. Who is just asking a backend that bounds its answers by itself is woken by
+// the answer, or when the backend is closed. Close returns when all that is done and
+// what was given up in the background is cleaned up, or after Options.ReleaseTimeout;
+// but the backend is given a second to close in any case. Later calls return what the
+// first did.
 func (l *Locker) Close() error {
 	if l.gate.Close() {
 		l.closeErr = l.close()
