@@ -534,15 +534,21 @@ func (q *acquisition) askHere(ctx context.Context, limit time.Duration) outcome 
 		defer cancel()
 	}
 	o := q.locker.outcomeOf(q.put(asking))
-	switch {
-	case o.failure == nil || o.definite() || q.locker.gate.Closed():
-	case ctx.Err() != nil:
+	if o.failure == nil || o.definite() || q.locker.gate.Closed() || asking.Err() == nil {
+		return o
+	}
+	o.failure = timedOut(&q.r, q.contended)
+	if ctx.Err() != nil {
 		o.failure = ended(ctx, q.contended)
-	case asking.Err() != nil:
-		o.failure = timedOut(&q.r, q.contended)
-		if !errors.Is(o.err, context.DeadlineExceeded) { // it has more to say
-			o.failure = &reason{o.failure.Error() + ": " + o.err.Error(), []error{o.failure, o.err}}
+	}
+	if !errors.Is(o.err, context.Cause(asking)) { // it has more to say
+		text := o.err.Error()
+		if ctx.Err() == nil {
+			text = fmt.Sprintf("not acquired within %v: %s", q.r.timeout, text)
+		} else {
+			text = o.failure.Error() + ": " + text
 		}
+		o.failure = &reason{text, []error{o.failure, o.err}}
 	}
 	return o
 }

@@ -939,7 +939,14 @@ func TestP03_ReasonOfNoAnswerInTime(t *testing.T) {
 		l := newLocker(t, s, nil)
 		_, err := l.Acquire(t.Context(), "a", distlock.Timeout(time.Second))
 		wantErr(t, err, []error{distlock.ErrNotAcquired, full})
-		if !strings.Contains(err.Error(), "within 1s: the store did not answer: no connection became free") {
+		if !strings.Contains(err.Error(), "not acquired within 1s: no connection became free") {
+			t.Errorf("the error doesn't say so: %v", err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err = l.Acquire(ctx, "a")
+		wantErr(t, err, []error{context.DeadlineExceeded, full})
+		if !strings.Contains(err.Error(), "context deadline exceeded: no connection became free") {
 			t.Errorf("the error doesn't say so: %v", err)
 		}
 	})

@@ -2,7 +2,7 @@
 //
 //	import _ "github.com/distlock-go/distlock/azurelock"
 //
-//	locks, err := distlock.Open(ctx, "azblob://container", nil)
+//	locks, err := distlock.Open(ctx, "azblob://container?account=NAME", nil)
 //
 // or, with a client that the program has already,
 //

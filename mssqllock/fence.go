@@ -62,7 +62,7 @@ func (b *Backend) count(ctx context.Context, asked time.Time, s *dbsession.Sessi
 	err := b.pool.DoOn(ctx, s, &st)
 	switch {
 	case isError(err, errNoSuchObject):
-		return 0, fmt.Errorf("sequence %s: make it with the statement that SequenceDDL returns, or set CreateSequence: %w", b.opt.Sequence, err)
+		return 0, fmt.Errorf("sequence %s: make it with the statement that SequenceDDL returns, or set CreateSequence (create_sequence=true in the URL): %w", b.opt.Sequence, err)
 	case isError(err, errObjectPermitted):
 		return 0, fmt.Errorf("sequence %s: the account needs the permission UPDATE on it: %w", b.opt.Sequence, err)
 	case err != nil:

@@ -17,6 +17,6 @@ var backends = []struct{ url, what string }{
 	{"mysql://user@host/db", "user locks of a MySQL or MariaDB server, for all its clients"},
 	{"mariadb://user@host/db", "the same"},
 	{"sqlserver://user@host?database=db", "application locks in a database of a SQL Server or in Azure SQL"},
-	{"azblob://container", "leases on blobs in Azure Storage, for all hosts; secrets in AZURE_STORAGE_*"},
+	{"azblob://container?account=name", "leases on blobs in Azure Storage, for all hosts; secrets in AZURE_STORAGE_*"},
 	{"local:", "inside this process only: to try things out"},
 }

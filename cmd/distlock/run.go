@@ -56,7 +56,7 @@ func newRunCommand() *cobra.Command {
 	r := &runner{timeout: -1, killAfter: -1}
 	r.given.duration = (*duration)(&r.timeout)
 	c := &cobra.Command{
-		Use:                   "run [-n | --timeout D] [--shared | --semaphore N] [flags] RESOURCE -- COMMAND [ARG...]",
+		Use:                   "run [-v] [-n | --timeout D] [--shared | --semaphore N] [flags] RESOURCE -- COMMAND [ARG...]",
 		DisableFlagsInUseLine: true,
 		Short:                 "Run a command while holding a lock",
 		Long:                  runHelp(),

@@ -3,8 +3,8 @@
 //
 //	go run ./examples/inventory
 //
-// DISTLOCK_URL picks the backend. Without it the lock is a file in a temporary
-// directory.
+// The lock is a file in a temporary directory. INVENTORY_LOCKS may name another
+// store, of those whose packages server.go imports.
 package main
 
 import (
@@ -61,7 +61,7 @@ func demonstrate(ctx context.Context, w io.Writer, s sale) error {
 
 // lockURL returns the URL of the store for the locks.
 func lockURL(dir string) string {
-	if url := os.Getenv("DISTLOCK_URL"); url != "" {
+	if url := os.Getenv("INVENTORY_LOCKS"); url != "" {
 		return url
 	}
 	path := filepath.ToSlash(filepath.Join(dir, "locks"))

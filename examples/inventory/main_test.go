@@ -20,7 +20,7 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	os.Unsetenv("DISTLOCK_URL")
+	os.Unsetenv("INVENTORY_LOCKS")
 	os.Exit(m.Run())
 }
 

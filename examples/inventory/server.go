@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/distlock-go/distlock"
-	_ "github.com/distlock-go/distlock/filelock" // the backends that DISTLOCK_URL may name
+	_ "github.com/distlock-go/distlock/filelock" // a blank import for each kind of store
 )
 
 const (
