@@ -194,6 +194,7 @@ type Pool struct {
 	mu       sync.Mutex
 	sessions []*Session // all but the dead, oldest first
 	opening  int
+	dialing  int       // of those that found a connection to be had
 	growing  bool      // one of those is for the queue
 	waiting  int       // sessions that wait, or are opened to
 	noRoom   time.Time // until then no connection is asked for to wait on
@@ -763,7 +764,10 @@ func (p *Pool) wrap(ctx context.Context, err error) error {
 	if !errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
-	if full := p.exhausted(); full != nil {
+	p.mu.Lock()
+	full := p.exhausted()
+	p.mu.Unlock()
+	if full != nil {
 		return full
 	}
 	if ctx.Err() != nil {
@@ -773,10 +777,11 @@ func (p *Pool) wrap(ctx context.Context, err error) error {
 }
 
 // exhausted returns an error if the *sql.DB has no connection to give. It is no
-// context's, whoever had waited.
+// context's, whoever had waited. One that is being dialed for a session was given: if
+// that takes long, it is the server. Pool.mu is held.
 func (p *Pool) exhausted() error {
 	st := p.db.Stats()
-	if st.MaxOpenConnections == 0 || st.InUse < st.MaxOpenConnections {
+	if st.MaxOpenConnections == 0 || st.InUse-p.dialing < st.MaxOpenConnections {
 		return nil
 	}
 	return fmt.Errorf("no connection became free: all %d that DB.SetMaxOpenConns allows are in use", st.MaxOpenConnections)

@@ -1028,6 +1028,29 @@ func TestP20_ExhaustedPoolIsNamed(t *testing.T) {
 	}
 }
 
+// A connection that is the pool's own, and on its way, isn't missing from the *sql.DB:
+// if it doesn't come up it is the server that is silent.
+func TestP20_SilentServerIsNoExhaustedPool(t *testing.T) {
+	for name, slow := range map[string]func(v *server){
+		"dialed": func(v *server) { v.connect = time.Minute },
+		"set up": func(v *server) { v.setUp = time.Minute },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, Options{}, func(t *testing.T, v *server, p *Pool) {
+				p.db.SetMaxOpenConns(1)
+				slow(v)
+				if _, err := p.Do(context.Background(), &Step{Verb: Ping}); !errors.Is(err, ErrSilent) {
+					t.Error(err)
+				}
+				if err := p.Open(t.Context()); !errors.Is(err, ErrSilent) {
+					t.Error(err)
+				}
+				time.Sleep(2 * time.Minute) // what is still on its way
+			})
+		})
+	}
+}
+
 func TestP25_CloseWakesWaiters(t *testing.T) {
 	inBubble(t, Options{}, func(t *testing.T, v *server, p *Pool) {
 		stranger, _ := v.Connect(t.Context())

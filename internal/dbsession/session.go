@@ -227,6 +227,16 @@ func (p *Pool) open(ctx context.Context, state sessionState) (*Session, error) {
 			return c, nil, err
 		}
 	}
+	p.mu.Lock()
+	if p.exhausted() == nil {
+		p.dialing++
+		defer func() {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.dialing--
+		}()
+	}
+	p.mu.Unlock()
 	c, cut, err := connect(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errNoConnection, p.wrap(ctx, err))
