@@ -37,6 +37,7 @@ func (h *holding) tryUpgrade(ctx context.Context, r *request) error {
 	defer cancel(nil)
 	defer h.onEnd(func(err error) { cancel(err) })()
 
+	came := time.Now()
 	done, err := h.beginUpgrade(held, r)
 	if err != nil {
 		return err
@@ -71,7 +72,8 @@ func (h *holding) tryUpgrade(ctx context.Context, r *request) error {
 		done()
 		return h.over()
 	}
-	q := &acquisition{locker: l, h: h, r: *r, upgrader: upgrader, contended: waited, patience: loneAnswer}
+	q := &acquisition{locker: l, h: h, r: *r, upgrader: upgrader, contended: waited}
+	q.patience = max(loneAnswer-time.Since(came), leastAnswer)
 	q.req.Resource = h.place.Name()
 	o := q.ask(held, answer{})
 	switch {

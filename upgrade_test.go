@@ -2,6 +2,7 @@ package distlock_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -143,5 +144,35 @@ func TestUpgradeAfterOneThatWasGivenUp(t *testing.T) {
 			wantErr(t, lock.Upgrade(t.Context()), []error{distlock.ErrReleased})
 		})
 		close(under)
+	})
+}
+
+// A single try has five seconds to be answered, those included in which another upgrade
+// of the lock is waited for.
+func TestP08_SingleUpgradeIsBounded(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newStore()
+		first := time.Now().Add(5 * time.Second)
+		s.upgrade = func(ctx context.Context, _ time.Duration) error {
+			if until := time.Until(first); until > 0 {
+				time.Sleep(until)
+				return context.Canceled
+			}
+			<-ctx.Done()
+			return context.Cause(ctx)
+		}
+		l := newLocker(t, s, nil)
+		lock := mustAcquire(t, l, "a", distlock.Upgradeable())
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		wantErr(t, lock.Upgrade(ctx), []error{context.DeadlineExceeded})
+		start := time.Now()
+		if err := lock.Upgrade(t.Context(), distlock.Timeout(0)); err == nil || errors.Is(err, distlock.ErrNotAcquired) {
+			t.Errorf("a store that doesn't answer: %v", err)
+		}
+		if took := time.Since(start); took != 5*time.Second {
+			t.Errorf("a single try took %v", took)
+		}
+		mustRelease(t, lock)
 	})
 }
