@@ -40,6 +40,7 @@ type server struct {
 	waits   int
 	connect time.Duration // how long that takes
 	late    func()        // what happens before a wait is interrupted, if not nil
+	early   bool          // an interruption comes before the wait, and has no effect
 }
 
 // A session is the server's side of a connection.
@@ -254,7 +255,7 @@ func (v *server) Interrupt(_ context.Context, _ *Conn, other Identity) error {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if s := v.open[other.ID]; s != nil {
+	if s := v.open[other.ID]; s != nil && !v.early {
 		s.stop <- struct{}{}
 	}
 	return nil
@@ -775,6 +776,34 @@ func TestP07_LateInterruptionHitsNothingElse(t *testing.T) {
 		}
 		k, s := take(t, p, "a")
 		give(t, p, k, s)
+	})
+}
+
+// What is to end a wait may come before the statement does, and hit nothing: the session
+// is ended then, so that the key is soon anybody's.
+func TestP07_EarlyInterruptionIsNoticed(t *testing.T) {
+	inBubble(t, Options{}, func(t *testing.T, v *server, p *Pool) {
+		take(t, p, "mine")
+		stranger, _ := v.Connect(t.Context())
+		defer stranger.Close()
+		v.do(stranger.(*conn).session, &Step{Verb: get, Key: "a"})
+		sessions := v.sessions()
+		v.early = true
+		c, _ := p.Claim(t.Context(), "a", 0)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := p.Wait(ctx, &Step{Verb: get, Key: "a", Cleanup: c.Free}, time.Hour); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("error %v", err)
+		}
+		if c, _ = p.Claim(t.Context(), "a", interruptGrace+time.Millisecond); c == nil {
+			t.Error("the claim is left")
+		} else {
+			c.Free()
+		}
+		synctest.Wait()
+		if v.held("mine") != 1 || v.sessions() != sessions {
+			t.Errorf("mine: %d, %d sessions of before %d", v.held("mine"), v.sessions(), sessions)
+		}
 	})
 }
 

@@ -340,7 +340,7 @@ func (p *Pool) waitingSession(ctx context.Context, over <-chan time.Time) (*Sess
 	}
 }
 
-// interruptGrace is how long a wait that is over may take to say so by itself.
+// interruptGrace is how long a wait that is over, or was interrupted, may take to say so.
 const interruptGrace = 50 * time.Millisecond
 
 // waitOn waits on a session of its own.
@@ -439,11 +439,18 @@ func (p *Pool) stopWaiting(w *ownWait, timedOut bool) {
 	w.stop()
 	interrupter, fromOutside := p.dialect.(Interrupter)
 	var err error
+	var missed <-chan time.Time
 	if fromOutside {
+		began := time.Now()
 		err = errors.New("there is no other session to cancel the wait from")
 		if other := p.another(w.s); other != nil {
 			err = p.exclusively(ctx, other, func(c *Conn) error { return interrupter.Interrupt(c.life, c, w.s.self) })
 		}
+		// One that came before the statement of the wait is without effect. An answer
+		// takes two trips, where that took one.
+		timer := time.NewTimer(interruptGrace + 4*time.Since(began))
+		defer timer.Stop()
+		missed = timer.C
 	}
 	if err == nil {
 		select {
@@ -455,6 +462,8 @@ func (p *Pool) stopWaiting(w *ownWait, timedOut bool) {
 			// The wait ended before it was interrupted, and the interruption may hit
 			// what comes next.
 			err = errors.New("it may have been interrupted")
+		case <-missed:
+			err = errors.New("its wait wasn't interrupted")
 		case <-ctx.Done():
 			err = context.Cause(ctx)
 		}
