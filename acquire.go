@@ -534,7 +534,7 @@ func (q *acquisition) askHere(ctx context.Context, limit time.Duration) outcome 
 		defer cancel()
 	}
 	o := q.locker.outcomeOf(q.put(asking))
-	if o.failure == nil || o.definite() || q.locker.gate.Closed() || asking.Err() == nil {
+	if o.failure == nil || o.definite() || errors.Is(o.failure, ErrClosed) || asking.Err() == nil {
 		return o
 	}
 	o.failure = timedOut(&q.r, q.contended)

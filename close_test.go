@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -85,6 +86,35 @@ func TestP25_CloseEndsWhatIsAskedInPlace(t *testing.T) {
 			})
 		})
 	}
+}
+
+// looked is an error that tells when it is looked at.
+type looked struct {
+	error
+	at func()
+}
+
+func (e looked) As(any) bool { e.at(); return false }
+
+// Close may come while it is found out what an answer means. The error is that of the
+// timeout then, and never a context's that isn't the caller's.
+func TestP25_CloseAmidAnAnswer(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newStore()
+		s.info.AnswersWithin, s.info.Interruptible = time.Hour, driver.ModesOf(driver.Exclusive)
+		l := distlock.New(s, nil)
+		closed := make(chan struct{})
+		s.answer = func(ctx context.Context, _ driver.Request) (driver.Grant, bool, error) {
+			<-ctx.Done()
+			return driver.Grant{}, true, looked{context.Cause(ctx), sync.OnceFunc(func() {
+				go func() { l.Close(); close(closed) }()
+				synctest.Wait()
+			})}
+		}
+		_, err := l.Acquire(t.Context(), "a", distlock.Timeout(time.Second))
+		wantErr(t, err, []error{distlock.ErrNotAcquired})
+		<-closed
+	})
 }
 
 // Close waits while the Trace is being told something, and nothing is told after it.
