@@ -795,7 +795,7 @@ func TestP07_EarlyInterruptionIsNoticed(t *testing.T) {
 		if _, err := p.Wait(ctx, &Step{Verb: get, Key: "a", Cleanup: c.Free}, time.Hour); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("error %v", err)
 		}
-		if c, _ = p.Claim(t.Context(), "a", interruptGrace+time.Millisecond); c == nil {
+		if c, _ = p.Claim(t.Context(), "a", interruptedGrace+time.Millisecond); c == nil {
 			t.Error("the claim is left")
 		} else {
 			c.Free()

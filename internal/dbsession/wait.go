@@ -340,8 +340,14 @@ func (p *Pool) waitingSession(ctx context.Context, over <-chan time.Time) (*Sess
 	}
 }
 
-// interruptGrace is how long a wait that is over, or was interrupted, may take to say so.
-const interruptGrace = 50 * time.Millisecond
+const (
+	// interruptGrace is how long a wait that is over may take to say so by itself.
+	interruptGrace = 50 * time.Millisecond
+
+	// interruptedGrace is how long one may that was interrupted, on a busy server that is
+	// near.
+	interruptedGrace = 250 * time.Millisecond
+)
 
 // waitOn waits on a session of its own.
 func (p *Pool) waitOn(ctx context.Context, s *Session, st *Step, deadline time.Time, over <-chan time.Time) (*Session, error) {
@@ -448,7 +454,7 @@ func (p *Pool) stopWaiting(w *ownWait, timedOut bool) {
 		}
 		// One that came before the statement of the wait is without effect. An answer
 		// takes two trips, where that took one.
-		timer := time.NewTimer(interruptGrace + 4*time.Since(began))
+		timer := time.NewTimer(interruptedGrace + 4*time.Since(began))
 		defer timer.Stop()
 		missed = timer.C
 	}
