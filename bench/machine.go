@@ -39,7 +39,7 @@ func machine() string {
 	size := ""
 	var info unix.Sysinfo_t
 	if unix.Sysinfo(&info) == nil {
-		size = fmt.Sprintf(", %.0f GiB of memory", float64(uint64(info.Totalram)*uint64(info.Unit))/(1<<30))
+		size = fmt.Sprintf(", %.0f GiB of memory", float64(info.Totalram)*float64(info.Unit)/(1<<30))
 	}
 	return fmt.Sprintf("%s, %d cores%s; %s; %s%s", model, runtime.NumCPU(), size, kernel, runtime.Version(), load)
 }
