@@ -538,17 +538,13 @@ func (q *acquisition) askHere(ctx context.Context, limit time.Duration) outcome 
 		return o
 	}
 	o.failure = timedOut(&q.r, q.contended)
+	text := fmt.Sprintf("not acquired within %v", q.r.timeout)
 	if ctx.Err() != nil {
 		o.failure = ended(ctx, q.contended)
+		text = o.failure.Error()
 	}
 	if !errors.Is(o.err, context.Cause(asking)) { // it has more to say
-		text := o.err.Error()
-		if ctx.Err() == nil {
-			text = fmt.Sprintf("not acquired within %v: %s", q.r.timeout, text)
-		} else {
-			text = o.failure.Error() + ": " + text
-		}
-		o.failure = &reason{text, []error{o.failure, o.err}}
+		o.failure = &reason{text + ": " + o.err.Error(), []error{o.failure, o.err}}
 	}
 	return o
 }

@@ -128,16 +128,11 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 	if r.Wait == 0 {
 		a.begun = time.Now()
 	}
-	h, err := a.ask(ctx)
-	if errors.Is(err, driver.ErrLost) {
-		// To ask again takes no longer than to have asked once.
-		var cancel context.CancelFunc
-		ctx, cancel = b.pool.Within(ctx, a.begun)
-		defer cancel()
-	}
-	for tries := 1; errors.Is(err, driver.ErrLost) && tries < 3; tries++ {
-		h, err = a.ask(ctx) // the connection ended, and what was taken on it
-	}
+	var h *hold
+	err := b.pool.Persist(ctx, a.begun, func(ctx context.Context) (err error) {
+		h, err = a.ask(ctx)
+		return err
+	})
 	if err != nil {
 		return driver.Grant{}, explain(err)
 	}

@@ -161,16 +161,11 @@ func (b *Backend) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 	if r.Wait == 0 {
 		a.begun = time.Now()
 	}
-	g, err := a.askAndCount(ctx)
-	if errors.Is(err, driver.ErrLost) {
-		// To ask again takes no longer than to have asked once.
-		var cancel context.CancelFunc
-		ctx, cancel = b.pool.Within(ctx, a.begun)
-		defer cancel()
-	}
-	for tries := 1; errors.Is(err, driver.ErrLost) && tries < 3; tries++ {
-		g, err = a.askAndCount(ctx) // the connection ended, and what was taken on it
-	}
+	var g driver.Grant
+	err := b.pool.Persist(ctx, a.begun, func(ctx context.Context) (err error) {
+		g, err = a.askAndCount(ctx)
+		return err
+	})
 	return g, err
 }
 

@@ -29,7 +29,8 @@ type Holding struct {
 // which is 0 also if the key is taken in this process. If something was taken h is what
 // is held then. Asked is that of [Step].
 func (p *Pool) Take(ctx context.Context, asked time.Time, h *Holding, verb Verb, checks []string) (result int64, err error) {
-	c := &Claim{pool: p, key: h.Key, arg: h.Key, holding: h}
+	c := p.newClaim(h.Key)
+	c.holding = h
 	st := Step{Verb: verb, Key: h.Key, Checks: checks, Takes: c, Asked: asked}
 	s, result, _, err := p.run(ctx, nil, &st)
 	if errors.Is(err, errClaimed) {
@@ -92,6 +93,22 @@ func (p *Pool) Within(ctx context.Context, asked time.Time) (context.Context, co
 		return ctx, func() {}
 	}
 	return context.WithDeadlineCause(ctx, asked.Add(p.opt.Heartbeat), ErrSilent)
+}
+
+// Persist calls ask, and again if what was taken was lost at once: the connection had
+// ended, and perhaps more of them. To have asked again takes no longer than a heartbeat
+// from when it was asked, if that isn't zero.
+func (p *Pool) Persist(ctx context.Context, asked time.Time, ask func(ctx context.Context) error) error {
+	err := ask(ctx)
+	if !errors.Is(err, driver.ErrLost) {
+		return err
+	}
+	ctx, cancel := p.Within(ctx, asked)
+	defer cancel()
+	for tries := 1; errors.Is(err, driver.ErrLost) && tries < 3; tries++ {
+		err = ask(ctx)
+	}
+	return err
 }
 
 // GiveUp releases what hangs on s and nobody wants. If that can't be done it ends s, as

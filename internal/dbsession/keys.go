@@ -31,18 +31,16 @@ type inLine struct {
 // taken. It returns nil when the time is over.
 func (p *Pool) Claim(ctx context.Context, key string, wait time.Duration) (*Claim, error) {
 	p.mu.Lock()
-	c := p.claims[key]
-	if c == nil {
-		c = &Claim{pool: p, key: key, arg: key, claimed: true}
-		p.claims[key] = c
+	c := p.newClaim(key)
+	if c.claim() {
 		p.mu.Unlock()
 		return c, nil
 	}
-	p.doubt(c)
 	if wait <= 0 {
 		p.mu.Unlock()
 		return nil, nil
 	}
+	c = p.claims[key]
 	w := &inLine{turn: make(chan struct{})}
 	c.line = append(c.line, w)
 	p.mu.Unlock()
@@ -83,6 +81,8 @@ func (p *Pool) Claim(ctx context.Context, key string, wait time.Duration) (*Clai
 	p.mu.Unlock()
 	return nil, err
 }
+
+func (p *Pool) newClaim(key string) *Claim { return &Claim{pool: p, key: key, arg: key} }
 
 // claim claims the key at once, and reports whether it could. Pool.mu is held.
 func (c *Claim) claim() bool {
