@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/distlock-go/distlock"
 	"github.com/distlock-go/distlock/driver"
+	"github.com/distlock-go/distlock/internal/heldtest"
 )
 
 // Every request is billed.
@@ -98,41 +98,16 @@ func TestRequestsWhileHeld(t *testing.T) {
 func TestHeldLocksAreSmall(t *testing.T) {
 	e := azurite(t)
 	for _, o := range []Options{{}, {Fencing: true, HolderNote: true}, {DeleteOnRelease: true}} {
-		const n = 500
-		l := locker(t, New(e.container(t), &o), distlock.Options{})
-		names := make([]string, n)
-		for i := range names {
-			names[i] = fmt.Sprintf("product:%d", i)
+		held, err := heldtest.Take(t.Context(), locker(t, New(e.container(t), &o), distlock.Options{}), 500, 1)
+		if err != nil {
+			t.Fatal(err)
 		}
-		locks := make([]*distlock.Lock, n)
-		take := func(i int) {
-			lock, err := l.TryAcquire(t.Context(), names[i])
-			if err != nil {
-				t.Fatal(err)
-			}
-			locks[i] = lock
+		t.Logf("%d bytes each, %d goroutines more", held.Each, held.Goroutines)
+		if held.Each >= 1024 {
+			t.Errorf("%+v: a lock that is held takes %d bytes", o, held.Each)
 		}
-		take(0) // opens the connection
-		heap := func() uint64 {
-			runtime.GC()
-			runtime.GC()
-			var m runtime.MemStats
-			runtime.ReadMemStats(&m)
-			return m.HeapAlloc
-		}
-		before := heap()
-		for i := 1; i < n; i++ {
-			take(i)
-		}
-		each := (int64(heap()) - int64(before)) / (n - 1)
-		if each >= 1024 {
-			t.Errorf("%+v: a lock that is held takes %d bytes", o, each)
-		}
-		t.Logf("%+v: %d bytes each", o, each)
-		for _, lock := range locks {
-			if err := lock.Release(); err != nil {
-				t.Error(err)
-			}
+		if _, err := held.Release(); err != nil {
+			t.Error(err)
 		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/distlock-go/distlock"
 	"github.com/distlock-go/distlock/driver"
+	"github.com/distlock-go/distlock/internal/heldtest"
 )
 
 func openDir(t testing.TB, dir string) *Backend {
@@ -736,38 +737,18 @@ func TestHeldLocksAreSmall(t *testing.T) {
 	}
 	l := distlock.New(b, nil)
 	defer l.Close()
-	names := make([]string, n)
-	for i := range names {
-		names[i] = fmt.Sprintf("product:%d", i)
+	held, err := heldtest.Take(t.Context(), l, n, 1)
+	if err != nil {
+		t.Fatal(err)
 	}
-	locks := make([]*distlock.Lock, n)
-	heap := func() uint64 {
-		runtime.GC()
-		runtime.GC()
-		var m runtime.MemStats
-		runtime.ReadMemStats(&m)
-		return m.HeapAlloc
+	t.Logf("%d bytes each, %d goroutines more", held.Each, held.Goroutines)
+	if held.Each >= 1024 {
+		t.Errorf("a lock that is held takes %d bytes", held.Each)
 	}
-	before, goroutines := heap(), runtime.NumGoroutine()
-	for i, name := range names {
-		if locks[i], err = l.TryAcquire(t.Context(), name); err != nil {
-			t.Fatal(err)
-		}
+	if held.Goroutines > 10 {
+		t.Errorf("%d goroutines for %d locks", held.Goroutines, n)
 	}
-	if each := (int64(heap()) - int64(before)) / n; each >= 1024 {
-		t.Errorf("a lock that is held takes %d bytes", each)
-	} else {
-		t.Logf("%d bytes each", each)
-	}
-	if more := runtime.NumGoroutine() - goroutines; more > 10 {
-		t.Errorf("%d goroutines for %d locks", more, n)
-	}
-	for _, lock := range locks {
-		if err := lock.Release(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if left := int64(heap()) - int64(before); left > n*128 {
-		t.Errorf("%d bytes are left of %d names", left, n)
+	if left, err := held.Release(); err != nil || left > n*128 {
+		t.Errorf("%d bytes are left of %d names: %v", left, n, err)
 	}
 }

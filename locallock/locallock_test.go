@@ -6,13 +6,13 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/distlock-go/distlock"
 	"github.com/distlock-go/distlock/driver"
+	"github.com/distlock-go/distlock/internal/heldtest"
 	"github.com/distlock-go/distlock/locallock"
 )
 
@@ -110,35 +110,16 @@ func TestHoldersAreThisProcess(t *testing.T) {
 
 func TestHeldLocksAreSmall(t *testing.T) {
 	const n = 100_000
-	l := open(t, "local:")
-	names := make([]string, n)
-	for i := range names {
-		names[i] = fmt.Sprintf("product:%d", i)
+	held, err := heldtest.Take(t.Context(), open(t, "local:"), n, 1)
+	if err != nil {
+		t.Fatal(err)
 	}
-	locks := make([]*distlock.Lock, n)
-	heap := func() uint64 {
-		runtime.GC()
-		runtime.GC()
-		var m runtime.MemStats
-		runtime.ReadMemStats(&m)
-		return m.HeapAlloc
+	t.Logf("%d bytes each, %d goroutines more", held.Each, held.Goroutines)
+	if held.Each >= 1024 {
+		t.Errorf("a lock that is held takes %d bytes", held.Each)
 	}
-	before := heap()
-	for i, name := range names {
-		lock, err := l.TryAcquire(t.Context(), name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		locks[i] = lock
-	}
-	if each := (int64(heap()) - int64(before)) / n; each >= 1024 {
-		t.Errorf("a lock that is held takes %d bytes", each)
-	}
-	for _, lock := range locks {
-		lock.Release()
-	}
-	if left := int64(heap()) - int64(before); left > n*64 {
-		t.Errorf("%d bytes are left of %d names", left, n)
+	if left, err := held.Release(); err != nil || left > n*64 {
+		t.Errorf("%d bytes are left of %d names: %v", left, n, err)
 	}
 }
 

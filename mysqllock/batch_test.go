@@ -4,12 +4,10 @@ package mysqllock
 
 import (
 	"fmt"
-	"runtime"
 	"sync"
-	"sync/atomic"
 	"testing"
 
-	"github.com/distlock-go/distlock"
+	"github.com/distlock-go/distlock/internal/heldtest"
 )
 
 // prepared is how many statements the server has been told to prepare.
@@ -86,53 +84,21 @@ func TestHeldLocksAreSmall(t *testing.T) {
 func heldLocksAreSmall(t *testing.T, s *testServer, o Options) {
 	const n = 10_000
 	l, db := s.locker(t, s.addr, &o)
-	names := make([]string, n)
-	for i := range names {
-		names[i] = fmt.Sprintf("product:%d", i)
+	held, err := heldtest.Take(t.Context(), l, n, 64)
+	if err != nil {
+		t.Fatal(err)
 	}
-	locks := make([]*distlock.Lock, n)
-	heap := func() uint64 {
-		runtime.GC()
-		runtime.GC()
-		var m runtime.MemStats
-		runtime.ReadMemStats(&m)
-		return m.HeapAlloc
+	t.Logf("%d bytes each, %d goroutines more", held.Each, held.Goroutines)
+	if held.Each >= 1024 {
+		t.Errorf("a lock that is held takes %d bytes", held.Each)
 	}
-	mustAcquire(t, l, t.Name()).Release() // opens the connection
-	before, goroutines := heap(), runtime.NumGoroutine()
-	each := func(do func(i int) error) {
-		var next atomic.Int64
-		var all sync.WaitGroup
-		for range 64 {
-			all.Go(func() {
-				for i := next.Add(1) - 1; i < n; i = next.Add(1) - 1 {
-					if err := do(int(i)); err != nil {
-						t.Error(err)
-						return
-					}
-				}
-			})
-		}
-		all.Wait()
+	// A connection has a few goroutines.
+	if open := db.Stats().OpenConnections; held.Goroutines > 100 || open > 8 {
+		t.Errorf("%d goroutines and %d connections for %d locks", held.Goroutines, open, n)
 	}
-	each(func(i int) (err error) {
-		locks[i], err = l.TryAcquire(t.Context(), names[i])
-		return err
-	})
-	if t.Failed() {
-		return
+	if _, err := held.Release(); err != nil {
+		t.Error(err)
 	}
-	size := (int64(heap()) - int64(before)) / n
-	if size >= 1024 {
-		t.Errorf("a lock that is held takes %d bytes", size)
-	}
-	// A connection has a few.
-	more, open := runtime.NumGoroutine()-goroutines, db.Stats().OpenConnections
-	if more > 100 || open > 8 {
-		t.Errorf("%d goroutines and %d connections for %d locks", more, open, n)
-	}
-	t.Logf("%d bytes each, %d goroutines, %d connections", size, more, open)
-	each(func(i int) error { return locks[i].Release() })
 	if err := l.Close(); err != nil { // or the next would find its garbage
 		t.Error(err)
 	}
